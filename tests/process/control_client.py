@@ -43,6 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heartbeat-timeout-s", type=float, default=2.0)
     parser.add_argument("--progress-timeout-s", type=float, default=30.0)
     parser.add_argument("--grace-s", type=float, default=0.0, help="0: it follows from the heartbeat time-out")
+    parser.add_argument("--startup-timeout-s", type=float, default=60.0)
     parser.add_argument("--coordinator-timeout-s", type=float, default=0.0)
     parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
@@ -73,7 +74,7 @@ class Client:
             timeouts = dataclasses.replace(timeouts, grace_s=args.grace_s)
         job = JobDescription(
             identity={"model": args.identity},
-            timeouts=dataclasses.replace(timeouts, startup_timeout_s=60.0),
+            timeouts=dataclasses.replace(timeouts, startup_timeout_s=args.startup_timeout_s),
             train_iters=args.steps,
             log_interval=5,
             global_batch_size=place.num_groups * args.pieces,

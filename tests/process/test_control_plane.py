@@ -19,6 +19,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.channel import TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ControlJob
 
 pytestmark = pytest.mark.beside_others
@@ -425,3 +426,15 @@ def test_a_group_that_comes_back_learns_and_nobody_waits_for_it(job: Callable[..
     assert len(losses(one)) == 1
     assert one.exits()[2, 0] == ExitCode.FINISHED
     one.check_steps(one.committed())
+
+
+@pytest.mark.parametrize("where", ["rank-1-1:report.arrival", "rank-1-0:report.arrival", "rank-1-1:group-N.json.read"])
+def test_a_rank_that_hangs_while_it_starts_is_not_waited_for_beyond_the_startup_time_out(
+    job: Callable[..., ControlJob], where: str
+) -> None:
+    """--spare-min-groups, which is 2 here, decides then."""
+    one = job(2, 2, "--steps 20 --startup-timeout-s 6")
+    one.environment[VARIABLE] = f"{where}=sleep:1000"
+    one.start()
+    assert one.finish() == ExitCode.FAILED, one.outputs()
+    assert "1 of 2 groups came within 6 s, fewer than --spare-min-groups 2" in one.output("coordinator")

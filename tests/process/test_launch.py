@@ -29,12 +29,15 @@ EXITS_FIRST = "--heartbeat-timeout-s 20 --grace-s 10"
 class LaunchedJob:
     """One spare-launch and what it leaves in its run directory."""
 
-    def __init__(self, path: Path, words: str, groups: int = 3, size: int = 2, output: str = "launch.out") -> None:
+    def __init__(
+        self, path: Path, words: str, groups: int = 3, size: int = 2, output: str = "launch.out", under: str = ""
+    ) -> None:
         self.run_dir = RunDirectory(path / "run")
         path.mkdir(exist_ok=True)
         self.output = path / output
         launcher, _, client = words.partition("--- ")
-        command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
+        command = [*under.split(), sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch"]
+        command += ["--num-groups", str(groups)]
         command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), *launcher.split()]
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
@@ -126,7 +129,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
     """Starts launches; ends whatever is left of them."""
     made: list[LaunchedJob] = []
 
-    def make(words: str, **shape: int) -> LaunchedJob:
+    def make(words: str, **shape: Any) -> LaunchedJob:
         made.append(LaunchedJob(tmp_path / str(len(made)), words, **shape))
         return made[-1]
 
@@ -225,6 +228,25 @@ def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: s
     assert summary is not None
     assert summary["outcome"] == "left"
     assert summary["reason"].startswith(f"signal {number.name}")
+
+
+RENAMED = "unshare --uts -- sh -c hostname${IFS}nowhere.invalid&&exec${IFS}\"$@\" sh"
+"""Runs a command on a machine whose name leads nowhere."""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode != 0, reason="no UTS namespaces here"
+)
+@pytest.mark.beside_others
+def test_a_machine_whose_name_leads_nowhere(launch: Callable[..., LaunchedJob]) -> None:
+    """A job on this machine alone trains; one whose coordinator others are to reach by that name is refused."""
+    job = launch("--- --steps 10", groups=2, under=RENAMED)
+    assert job.finish() == ExitCode.FINISHED, job.everything()
+    assert job.committed() == 10
+    job = launch("--listen 0.0.0.0:0 --- --steps 10", groups=2, under=RENAMED)
+    assert job.finish() == ExitCode.BAD_INPUT, job.everything()
+    assert job.text().count("this machine's name, nowhere.invalid, has no address") == 1
+    assert "--listen HOST:PORT for the coordinator" in job.text()
 
 
 @pytest.mark.beside_others

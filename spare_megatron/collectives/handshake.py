@@ -21,7 +21,7 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
-DATA, CONTROL, STATE = b"D", b"C", b"S"
+DATA, CONTROL, STATE, STORE = b"D", b"C", b"S", b"T"
 CHALLENGE_BYTES = 16
 PROOF_BYTES = 32
 _VERSION = 2
@@ -68,13 +68,14 @@ class Call:
     """What a caller says about itself and about the connection that it makes."""
 
     kind: bytes
-    """DATA or CONTROL, between ring neighbours; STATE, from a learner to a donor."""
+    """DATA or CONTROL, between ring neighbours; STATE, from a learner to a donor; STORE, from a rank to its group's
+    store, which position 0 serves. A store has no rank that calls it: all ranks call as that position."""
     life: int
     epoch: int
-    """The caller's epoch; 0 for STATE."""
+    """The caller's epoch; 0 for STATE and STORE."""
     number: int
     """Of a ring's connections: it grows with each call of this caller, and both of a pair have the same. For STATE the
-    number of the offer."""
+    number of the offer, for STORE that of the store."""
     position: int
     caller: Member
     callee: Member
@@ -95,7 +96,7 @@ def pack_call(call: Call) -> bytes:
 def read_call(words: bytes) -> Call | None:
     """The inverse of :func:`pack_call`; None where these are no such words."""
     known, kind, version, life, epoch, number, position, *members = _CALL.unpack(words)
-    if version != _VERSION or kind not in (DATA, CONTROL, STATE):
+    if version != _VERSION or kind not in (DATA, CONTROL, STATE, STORE):
         return None
     return Call(kind, life, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
 

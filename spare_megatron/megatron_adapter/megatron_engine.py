@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.megatron_adapter.shared_words import broadcast_words
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 install_cpu_shims()
@@ -390,14 +391,12 @@ class MegatronEngine(TransferableState):
         """The names that the loss function reports, from the pieces run so far or else from a forward pass of the probe
         piece."""
         holder = self.world.last_stage_position
-        names = [sum_names(values)]
-        dist.broadcast_object_list(names, src=holder, device=compute_device())
-        if not names[0]:
+        names = broadcast_words(sum_names(values), holder, compute_device())
+        if not names:
             sums = self._new_sums()
             self._forward(self._step, (self._probe_piece,), self._source, sums, self._batches.size(self._step))
-            names = [sum_names(sums.values())]
-            dist.broadcast_object_list(names, src=holder, device=compute_device())
-        return names[0]
+            names = broadcast_words(sum_names(sums.values()), holder, compute_device())
+        return list(names)
 
 
 def _write_quotient(total: torch.Tensor, divisor: float, gradient: torch.Tensor) -> None:

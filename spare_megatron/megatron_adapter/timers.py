@@ -21,10 +21,9 @@ def timers_text(timers: Any, steps: int) -> str:
 
     Resets the timers. Collective in the group.
     """
-    import torch.distributed as dist
+    from spare_megatron.megatron_adapter.shared_words import gather_words
+    from spare_megatron.megatron_adapter.shims import compute_device
 
-    mine = sorted(timers._timers)
-    names: list[list[str]] = [[]] * dist.get_world_size()
-    dist.all_gather_object(names, mine)
-    known = sorted({name for part in names for name in part})
+    parts = gather_words(sorted(timers._timers), compute_device())
+    known = sorted({name for part in parts for name in part})
     return (timers.get_all_timers_string(known, normalizer=float(steps)) or "") if known else ""

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.checkpoint.folder import Retention
@@ -39,9 +38,11 @@ from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
+from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import build_replica
 from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, init_group_world
+from spare_megatron.megatron_adapter.shared_words import agree, gather_words
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
@@ -49,11 +50,12 @@ from spare_megatron.trainer.carried_state import CarryingEngine, carried
 from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
+from spare_megatron.trainer.group_store import GroupStore
 from spare_megatron.trainer.hooks import hooks_of
 from spare_megatron.trainer.job_arguments import JobArguments
 from spare_megatron.trainer.job_loaders import JobLoaders, stage
 from spare_megatron.trainer.progress import append_progress, saved_text
-from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.rendezvous import group_store, on_one_host
 from spare_megatron.trainer.reporting import ReportingEngine
 from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice
@@ -125,6 +127,7 @@ def run_megatron_job(
         pipeline_before_data=job.training.use_tp_pp_dp_mapping,
         hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
         embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
+        gloo_host=LOOPBACK if on_one_host(store, place) else "",
     )
     times.done("world")
     replica = build_replica(settings, world, model_provider)
@@ -243,8 +246,7 @@ def _evaluating(
     """``engine`` with the evaluations for which there are flags and data. Collective in the group."""
     iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
     mine = (datasets.valid is not None, datasets.test is not None)
-    there: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(there, mine)
+    there = gather_words(mine, compute_device())
     batch, final = job.shape.global_batch_size, job.train_iters
     passes: list[Evaluation] = []
     during: list[Evaluation] = []
@@ -365,7 +367,7 @@ def _saver(
     engine: MegatronEngine,
     carrying: CarryingEngine,
     start: Start,
-    store: dist.Store,
+    store: GroupStore,
 ) -> GroupSaver | None:
     config, place = job.checkpoint, job.place
     if config.save is None:
@@ -381,11 +383,6 @@ def _saver(
             directory, step=step, consumed_samples=consumed, args=flags, rank_state=kept, copied=copied
         )
 
-    def agree(value: bool) -> bool:
-        told: list[Any] = [value]
-        dist.broadcast_object_list(told, 0)
-        return bool(told[0])
-
     def published(step: int) -> None:
         append_progress(job, saved_text(job, step, batches.consumed_before(step + 1), flops_per_step(args)))
 
@@ -394,8 +391,8 @@ def _saver(
         place,
         job.train_iters,
         take,
-        agree,
-        SaveMail(store, place.position, place.group_size),
+        partial(agree, device=compute_device()),
+        SaveMail(store.client.another(), place.position, place.group_size),
         asynchronous=not job.spare.no_async_save,
         retention=Retention(config.save_retain_interval, job.spare.keep_checkpoints),
         notice=RunDirectory(str(place.run_dir)).notice,

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
@@ -21,6 +19,8 @@ from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.controller.codec import decode
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.shared_words import broadcast_words
+from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
@@ -45,21 +45,22 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
 
     Raises ConfigError where the checkpoint that was asked for is missing or damaged.
     """
-    chosen: list[Any] = [None, None, None]
+    chosen: dict[str, Any] = {}
     if job.place.is_leader:
         try:
-            chosen[2] = _of_running_job(job)
-            chosen[0] = _checkpoint(job) if chosen[2] is None else None
+            chosen["running"] = _of_running_job(job)
+            found = _checkpoint(job) if chosen["running"] is None else None
+            chosen["directory"] = None if found is None else str(found)
         except ConfigError as error:
-            chosen[1] = str(error)
-    dist.broadcast_object_list(chosen, 0)
-    directory, refusal, running = chosen
-    if refusal:
-        raise ConfigError(refusal)
-    if running is not None:
-        return Start(*running)
-    if directory is None:
+            chosen["refusal"] = str(error)
+    chosen = broadcast_words(chosen, device=compute_device())
+    if "refusal" in chosen:
+        raise ConfigError(chosen["refusal"])
+    if chosen["running"] is not None:
+        return Start(*chosen["running"])
+    if chosen["directory"] is None:
         return Start()
+    directory = Path(chosen["directory"])
     restart = job.place.life > 1
     fresh = job.checkpoint.finetune and not restart
     loaded = group_checkpoint.load(

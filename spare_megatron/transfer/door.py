@@ -1,8 +1,8 @@
-"""The listening socket of a donor's rank, and the first words with whoever calls (the callee's side of
-:mod:`spare_megatron.collectives.handshake`).
+"""The listening socket of a donor's rank or of a group's store, and the first words with whoever calls (the callee's
+side of :mod:`spare_megatron.collectives.handshake`).
 
-Promises: who has not proved that it is a rank of this job, of this life and position, that calls this rank for state,
-is told nothing but a challenge, and costs one descriptor; of those there are at most STRANGERS_MAX, each for at most
+Promises: who has not proved that it is a rank of this job, with a call that the listener's owner wants, is told
+nothing but a challenge, and costs one descriptor; of those there are at most STRANGERS_MAX, each for at most
 STRANGER_S.
 """
 
@@ -43,10 +43,18 @@ _PAUSE_S = 0.05
 class Door:
     """Listens, in a thread of its own, and hands on the connections of callers that have proved themselves."""
 
-    def __init__(self, me: Identity, host: str, welcome: Callable[[socket.socket, Call], None]) -> None:
+    def __init__(
+        self,
+        me: Identity,
+        host: str,
+        welcome: Callable[[socket.socket, Call], None],
+        wants: Callable[[Call], bool] | None = None,
+    ) -> None:
         """Listen at ``host``. ``welcome`` is called in this object's thread, owns the socket, and must not wait.
-        Raises OSError where this machine does not have that address."""
+        ``wants`` says whether a call is for this listener; by default it wants calls to this rank for state. Raises
+        OSError where this machine does not have that address."""
         self._me, self._welcome = me, welcome
+        self._wants = wants or (lambda call: call.kind == STATE and is_for(call, me))
         self._listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
         self._listener.setblocking(False)
         self.address = join_address(host, self._listener.getsockname()[1])
@@ -66,6 +74,7 @@ class Door:
         self._closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        os.close(self._wake)
 
     def _run(self) -> None:
         try:
@@ -82,7 +91,6 @@ class Door:
                 stranger.sock.close()
             self._selector.close()
             self._listener.close()
-            os.close(self._wake)
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS):
@@ -94,7 +102,7 @@ class Door:
                 time.sleep(_PAUSE_S)
                 return
             try:
-                stranger = _Stranger(sock, self._me, time.monotonic())
+                stranger = _Stranger(sock, self._me.key, self._wants, time.monotonic())
                 self._selector.register(sock, selectors.EVENT_READ, stranger)
             except OSError:  # it has ended already
                 sock.close()
@@ -128,10 +136,10 @@ class Door:
 class _Stranger:
     """A connection whose caller has not proved itself."""
 
-    def __init__(self, sock: socket.socket, me: Identity, born_s: float) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, wants: Callable[[Call], bool], born_s: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.born_s, self._me = sock, born_s, me
+        self.sock, self.born_s, self._key, self._wants = sock, born_s, key, wants
         self._challenged = challenge()
         self._greeted = False
         self._words = bytearray()
@@ -158,14 +166,14 @@ class _Stranger:
             words = bytes(self._words)
             self._words.clear()
             if self._call is not None:
-                if not proves(words, proof(self._me.key, "caller", self._said, self._challenged)):
+                if not proves(words, proof(self._key, "caller", self._said, self._challenged)):
                     raise StrangerError("it does not know the job's token")
                 return self._call
             call = read_call(words)
-            if call is None or call.kind != STATE or not is_for(call, self._me):
-                raise StrangerError("its call is for another rank or life, or not for state")
+            if call is None or not self._wants(call):
+                raise StrangerError("its call is for another rank or life, or for something else")
             self._call, self._said = call, words
-            self._send(proof(self._me.key, "callee", words, self._challenged))
+            self._send(proof(self._key, "callee", words, self._challenged))
 
     def _send(self, words: bytes) -> None:
         if self.sock.send(words) < len(words):  # the first words on a connection always fit

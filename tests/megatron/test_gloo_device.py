@@ -18,13 +18,19 @@ pytestmark = pytest.mark.beside_others
 def devices() -> int:
     """The number of gloo devices of this process: each listens from the moment it is made (its thread names itself
     some time later, so names of threads do not count them)."""
+    return len(addresses())
+
+
+def addresses() -> list[Any]:
+    """Where they listen."""
     own = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if entry.is_socket()]
-    return sum(_listens(number) for number in own)
+    return [address for number in own for address in _listens(number)]
 
 
-def _listens(number: int) -> bool:
+def _listens(number: int) -> list[Any]:
     with socket.socket(fileno=os.dup(number)) as connection:
-        return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        listens = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        return [connection.getsockname()] if listens else []
 
 
 def worker(_rank: int, store: Any, interface: str) -> dict[str, Any]:
@@ -57,3 +63,43 @@ def test_one_device_for_all_groups(interface: str) -> None:
     assert counts["ours"] == 1
     assert counts["torch's"] > 10, "megatron-core makes fewer groups than the docstring says"
     assert counts["ours, and a group made later"] == 2
+
+
+def besieged(rank: int, store: Any, host: str) -> dict[str, Any]:
+    """A rank of two to which strangers connect, while the world forms and later."""
+    import torch
+    import torch.distributed as dist
+
+    from spare_megatron.megatron_adapter.model import world
+
+    before = addresses()
+    shape = JobShape(num_groups=1, tensor=2, micro_batch_size=1, global_batch_size=1)
+    world.init_group_world(shape, rank, store, gloo_host=host)
+    (address,) = [one for one in addresses() if one not in before]
+    open_before = len(list(Path("/proc/self/fd").iterdir()))
+    outcomes = []
+    for _ in range(5):
+        try:
+            socket.create_connection(address[:2], timeout=0.1).close()
+            outcomes.append("connected")
+        except TimeoutError:
+            outcomes.append("dropped")
+    total = torch.ones(1000)
+    dist.all_reduce(total)
+    later = dist.new_group([0, 1])
+    dist.all_reduce(total, group=later)
+    grown = len(list(Path("/proc/self/fd").iterdir())) - open_before
+    there = [None, None]
+    dist.all_gather_object(there, outcomes)
+    world.barrier()
+    world.destroy()
+    return {"host": address[0], "outcomes": outcomes, "sum": float(total[0]), "grown": grown}
+
+
+def test_no_stranger_connects_once_the_groups_have_formed() -> None:
+    """Those of the group speak on with each other, and groups that are made later form."""
+    for found in run_ranks("tests.megatron.test_gloo_device:besieged", ["127.0.0.1"] * 2):
+        assert found["host"] == "127.0.0.1"
+        assert found["outcomes"] == ["dropped"] * 5
+        assert found["sum"] == 4.0
+        assert found["grown"] <= 12, "a group that is made later has a device and connections, strangers have none"

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from spare_megatron.checkpoint.folder import Retention
+from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.config.place import Place
+from spare_megatron.trainer.group_store import StoreClient
 from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saving import Ask, GroupSaver
+from spare_megatron.trainer.store_server import StoreServer
 from tests.process.toy_engine import ToyShare
 
 WRITE_S = 0.01
+_servers: list[StoreServer] = []
 
 
 def lone_saver(save: Path, incarnation: int = 0) -> GroupSaver:
     """It saves into ``save``."""
     place = Place(0, 0, 1, incarnation, None, "none")
-    store = dist.FileStore(tempfile.mktemp(dir=save.parent), 1)
+    me = Identity(Member(0, incarnation), token="t")
+    server = StoreServer(me, "127.0.0.1")
+    _servers.append(server)
     return GroupSaver(
         save,
         place,
         10**9,
         lambda number, _directory, _copied: ToyShare("rank0.pt", {"step": [torch.full((5000,), number)]}, WRITE_S),
         lambda value: value,
-        SaveMail(store, 0, 1),
+        SaveMail(StoreClient(me, server.address), 0, 1),
         retention=Retention(interval=7, last=3),
     )
 

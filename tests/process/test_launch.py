@@ -230,7 +230,7 @@ def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: s
     assert summary["reason"].startswith(f"signal {number.name}")
 
 
-RENAMED = "unshare --uts -- sh -c hostname${IFS}nowhere.invalid&&exec${IFS}\"$@\" sh"
+RENAMED = 'unshare --uts -- sh -c hostname${IFS}nowhere.invalid&&exec${IFS}"$@" sh'
 """Runs a command on a machine whose name leads nowhere."""
 
 

@@ -1,36 +1,56 @@
-"""The store beside clients that die, stop or babble."""
+"""A group's store: as torch's stores for those that know the token, and beside clients that die, stop or babble."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from spare_megatron.collectives.store import StoreServer, connect
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.collectives.handshake import STRANGERS_MAX, Identity, Member
+from spare_megatron.config.host_port import split_address
+from spare_megatron.trainer.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
+from spare_megatron.trainer.store_server import StoreServer
+from spare_megatron.trainer.store_words import (
+    HEADER_BYTES,
+    Answer,
+    Op,
+    Request,
+    body_bytes,
+    pack_answer,
+    pack_request,
+    read_answer,
+    read_request,
+)
 from tests.spawn import ROOT, environment
 
 pytestmark = pytest.mark.beside_others
 BOUND_S = 5.0
 """A blocked store does not answer before its client is continued, which these tests never do in time."""
+ME = Identity(Member(3, 1), 0, 2, "secret")
 CLIENTS = """
 import sys, threading
-from datetime import timedelta
-from spare_megatron.collectives.store import connect
+from spare_megatron.collectives.handshake import Identity, Member
+from spare_megatron.trainer.group_store import StoreClient
 
 def client(action):
-    store = connect("127.0.0.1", int(sys.argv[1]), 60.0)
+    store = StoreClient(Identity(Member(3, 1), 0, 2, "secret"), sys.argv[1], timeout_s=60.0)
     store.set(action, b"x" * 100_000)
     up.wait()
     if action == "wait":
-        store.wait(["never"], timedelta(seconds=60))
+        store.get("never")
     while action == "get":
         store.get("get")
     value = b"y" * 8_000_000  # more than the system sends by itself for a stopped process
@@ -48,17 +68,119 @@ threading.Event().wait(60)
 
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    server = StoreServer("127.0.0.1")
+    server = StoreServer(ME, "127.0.0.1")
     yield server
     server.close()
+
+
+def connected(server: StoreServer) -> socket.socket:
+    host, port = split_address(server.address)
+    return socket.create_connection((host, port), BOUND_S)
+
+
+# ------------------------------------------------------------------------------------------------- as torch's stores
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("set"), st.sampled_from("ab"), st.sampled_from(["1", "2", "x"])),
+    st.tuples(st.just("add"), st.sampled_from("cd"), st.integers(-3, 3)),
+    st.tuples(st.just("compare_set"), st.sampled_from("abe"), st.sampled_from(["", "1", "x"]), st.just("2")),
+    st.tuples(st.just("delete_key"), st.sampled_from("abcde")),
+    st.tuples(st.just("append"), st.sampled_from("ab"), st.sampled_from(["", "7"])),
+    st.tuples(st.just("check"), st.lists(st.sampled_from("abcde"), min_size=1, max_size=3)),
+    st.tuples(st.just("multi_set"), st.just(["a", "b"]), st.just(["3", "4"])),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(OPERATIONS, max_size=25))
+def test_it_does_what_a_store_of_torch_does(operations: list[tuple[Any, ...]]) -> None:
+    server = StoreServer(ME, "127.0.0.1")
+    torchs = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours = GroupStore(StoreClient(ME, server.address, timeout_s=BOUND_S))
+    present = torchs.num_keys()
+    try:
+        for name, *arguments in operations:
+            assert getattr(ours, name)(*arguments) == getattr(torchs, name)(*arguments), (name, arguments)
+            assert ours.num_keys() == torchs.num_keys() - present
+        for key in "abcde":
+            if torchs.check([key]):
+                assert ours.get(key) == torchs.get(key)
+    finally:
+        ours.client.close()
+        server.close()
+
+
+def test_whoever_waits_is_answered_when_all_keys_are_there(server: StoreServer) -> None:
+    """In whatever order they come, and others before it is."""
+    waiting = GroupStore(StoreClient(ME, server.address, timeout_s=BOUND_S))
+    other = GroupStore(StoreClient(ME, server.address, timeout_s=BOUND_S))
+    told: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: told.append(waiting.multi_get(["a", "b", "c"])))
+    thread.start()
+    for key in "cab":
+        time.sleep(0.02)
+        assert not told
+        other.set(key, key * 3)
+    thread.join(BOUND_S)
+    assert told == [[b"aaa", b"bbb", b"ccc"]]
+
+
+def test_a_wait_ends_in_time_and_the_connection_serves_on(server: StoreServer) -> None:
+    store = GroupStore(StoreClient(ME, server.address, timeout_s=0.2))
+    with pytest.raises(StoreTimeoutError, match=r"never did not come into the group's store within 0\.2 s"):
+        store.get("never")
+    with pytest.raises(StoreTimeoutError, match=r"within 0.1 s"):
+        store.wait(["a", "never"], timedelta(seconds=0.1))
+    store.set("never", "now")
+    assert store.get("never") == b"now"
+
+
+def test_waits_end_when_the_store_does() -> None:
+    server = StoreServer(ME, "127.0.0.1")
+    store = StoreClient(ME, server.address, timeout_s=60.0)
+    closed: list[float] = []
+
+    def close() -> None:
+        time.sleep(0.1)
+        closed.append(time.monotonic())
+        server.close()
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    with pytest.raises(StoreGoneError):
+        store.get("never")
+    thread.join()
+    assert time.monotonic() - closed[0] < 1.0
+    with pytest.raises(StoreGoneError, match=r"no store of this group answers at 127\.0\.0\.1"):
+        StoreClient(ME, server.address)
+
+
+# -------------------------------------------------------------------------------------------------------- bad company
+
+
+@pytest.mark.parametrize(
+    "who",
+    [
+        Identity(Member(3, 1), 0, 2, "guess"),
+        Identity(Member(4, 1), 0, 2, "secret"),
+        Identity(Member(3, 0), 0, 2, "secret"),
+        Identity(Member(3, 1), 0, 1, "secret"),
+    ],
+)
+def test_only_ranks_of_this_group_life_and_token_are_heard(server: StoreServer, who: Identity) -> None:
+    with pytest.raises(StoreGoneError, match="no store of this group answers"):
+        StoreClient(who, server.address, timeout_s=BOUND_S)
+    with pytest.raises(StoreGoneError):
+        StoreClient(ME, server.address, number=1, timeout_s=BOUND_S)
 
 
 def test_clients_that_stop_or_die_in_the_middle_of_a_request_hurt_nobody(server: StoreServer) -> None:
     rng = random.Random(19)
     print("seed 19")
-    witness = connect(server.host, server.port, BOUND_S)
+    witness = StoreClient(ME, server.address, timeout_s=BOUND_S)
     clients = subprocess.Popen(
-        [sys.executable, "-c", CLIENTS, str(server.port)], cwd=ROOT, env=environment(), stdout=subprocess.PIPE
+        [sys.executable, "-c", CLIENTS, server.address], cwd=ROOT, env=environment(), stdout=subprocess.PIPE
     )
     try:
         assert clients.stdout is not None
@@ -73,28 +195,61 @@ def test_clients_that_stop_or_die_in_the_middle_of_a_request_hurt_nobody(server:
         clients.wait()
         assert clients.stdout is not None
         clients.stdout.close()
-    _answers(connect(server.host, server.port, BOUND_S))
+    _answers(StoreClient(ME, server.address, timeout_s=BOUND_S))
 
 
-def test_garbage_hurts_nobody(server: StoreServer) -> None:
+def test_strangers_get_a_challenge_and_nothing_else(server: StoreServer) -> None:
+    """What TCPStore's protocol would be, random bytes, and silence; many more than there is room for."""
     rng = random.Random(7)
-    for _ in range(20):
-        with socket.create_connection((server.host, server.port)) as stranger:
-            stranger.sendall(rng.randbytes(rng.randint(1, 5000)))
-    _answers(connect(server.host, server.port, BOUND_S))
+    print("seed 7")
+    silent = []
+    for number in range(3 * STRANGERS_MAX):
+        stranger = connected(server)
+        silent.append(stranger)
+        if number % 3 == 0:
+            with contextlib.suppress(ConnectionError):  # it was turned away already
+                stranger.sendall(rng.randbytes(rng.randint(1, 5000)))
+    store = StoreClient(ME, server.address, timeout_s=BOUND_S)
+    _answers(store)
+    assert store.ask(Op.COUNT, []) == (b"1",)
+    for stranger in silent:
+        stranger.close()
 
 
 def test_a_store_listens_on_its_own_address_only(server: StoreServer) -> None:
-    with pytest.raises(ConnectionError, match="no store answers"):
-        connect("127.0.0.2", server.port, 1.0)
+    _, port = split_address(server.address)
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.2", port), 1.0)
 
 
-def test_a_port_in_use_is_named(server: StoreServer) -> None:
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{server.port}: .*free port"):
-        StoreServer("127.0.0.1", server.port)
+# ------------------------------------------------------------------------------------------------------------- words
 
 
-def _answers(client: dist.TCPStore) -> None:
+FIELDS = st.lists(st.binary(max_size=20), max_size=4).map(tuple)
+
+
+@given(st.sampled_from(list(Op)), FIELDS, FIELDS, st.integers(0, 10**9))
+def test_requests_and_answers_are_read_as_they_were_meant(
+    op: Op, keys: tuple[bytes, ...], values: tuple[bytes, ...], timeout_ms: int
+) -> None:
+    request = Request(op, keys, values, timeout_ms / 1e3)
+    words = pack_request(request)
+    assert body_bytes(words) == len(words) - HEADER_BYTES
+    assert read_request(words) in (request, None)
+    if op is Op.SET and keys:
+        request = Request(op, keys, keys, timeout_ms / 1e3)
+        assert read_request(pack_request(request)) == request
+    assert read_answer(pack_answer(Answer(1, values))) == Answer(1, values)
+
+
+@given(st.binary(min_size=HEADER_BYTES, max_size=200))
+def test_no_bytes_raise(words: bytes) -> None:
+    assert (body_bytes(words) or 0) >= 0
+    assert read_request(words) is None or pack_request(read_request(words)) is not None  # type: ignore[arg-type]
+    assert read_answer(words) is None or read_answer(words)
+
+
+def _answers(client: StoreClient) -> None:
     """Within the client's time-out; else the client raises."""
-    client.set("key", "value")
+    client.set("key", b"value")
     assert client.get("key") == b"value"

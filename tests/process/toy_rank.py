@@ -29,6 +29,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.placement import build_placement
 from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.trainer.group_store import GroupStore
 from spare_megatron.trainer.rendezvous import group_store
 from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
@@ -195,7 +196,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
     )
 
 
-def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: dist.Store) -> GroupSaver:
+def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: GroupStore) -> GroupSaver:
     def agree(value: bool) -> bool:
         told = torch.tensor([int(value)])
         dist.broadcast(told, 0)
@@ -207,7 +208,7 @@ def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: 
         options.steps,
         lambda step, directory, copied: engine.share(),
         agree,
-        SaveMail(store, place.position, place.group_size),
+        SaveMail(store.client.another(), place.position, place.group_size),
         asynchronous=not options.no_async_save,
         retention=Retention(options.retain, options.keep),
         notice=RunDirectory(str(place.run_dir)).notice,

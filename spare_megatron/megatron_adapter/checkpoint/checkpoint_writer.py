@@ -34,7 +34,14 @@ from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _write_item
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    SerializationFormat,
+    _StorageInfo,
+    _write_item,
+)
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.storage import WriteResult
 
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import with_other_names
 from spare_megatron.megatron_adapter.core_differences import plan_save, writer_replaced
@@ -106,22 +113,41 @@ class TorchDistShare:
             with create(key) as stream:
                 for item, data in [*byte_items, *tensor_items]:
                     results.append(_write_item(transforms, stream, data, item, key, SerializationFormat.TORCH_SAVE))
-        return pickle.dumps(results)
+        return json.dumps([_plain(one) for one in results]).encode()
 
     def finish(self, create: FileOpener, reports: Sequence[bytes]) -> None:
         """Write the common files on rank 0, given the reports of all ranks after they have written. ``metadata.json``,
         by which megatron-core recognizes a checkpoint, is written last."""
         with create(COMMON_STATE_FNAME) as stream:
             torch.save(self.common, stream)
-        written = [pickle.loads(report) for report in reports]
         metadata = copy.copy(self._metadata)
         metadata.version = CURRENT_DCP_VERSION
-        metadata.storage_data = {one.index: one.storage_data for results in written for one in results}
+        metadata.storage_data = {}
+        for report in reports:
+            metadata.storage_data.update(_written(one) for one in json.loads(report))
         metadata.storage_meta = self._writer.storage_meta()
         with create(METADATA) as stream:
             pickle.dump(with_other_names(metadata), stream)
         with create(CONFIG_FNAME) as stream:
             stream.write(json.dumps(dataclasses.asdict(CheckpointingConfig(_BACKEND, _VERSION))).encode())
+
+
+def _plain(result: WriteResult) -> list[Any]:
+    """Where a writer put one item, as JSON."""
+    index, place = result.index, result.storage_data
+    offset = None if index.offset is None else list(index.offset)
+    transforms = place.transform_descriptors
+    return [
+        [index.fqn, offset, index.index],
+        [place.relative_path, place.offset, place.length, None if transforms is None else list(transforms)],
+    ]
+
+
+def _written(plain: Any) -> tuple[MetadataIndex, _StorageInfo]:
+    """The inverse of :func:`_plain`."""
+    (name, offset, number), (path, begins, length, transforms) = plain
+    place = _StorageInfo(path, begins, length, transforms)
+    return MetadataIndex(name, None if offset is None else torch.Size(offset), number), place
 
 
 @dataclass(frozen=True)

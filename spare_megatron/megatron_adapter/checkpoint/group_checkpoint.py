@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.megatron_adapter.shared_words import gather_bytes
 from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
 
 install_cpu_shims()
@@ -131,8 +132,7 @@ def save(directory: str | Path, replica: Replica, **told: Any) -> None:
     def create(name: str) -> Any:
         return (directory / name).open("wb")
 
-    reports: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(reports, share.write(create))
+    reports = gather_bytes(share.write(create), compute_device())
     if dist.get_rank() == 0:
         share.finish(create, reports)
     barrier()

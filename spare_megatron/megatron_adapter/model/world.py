@@ -74,6 +74,7 @@ def init_group_world(
     hierarchical_context: Sequence[int] | None = None,
     embeddings: EmbeddingRanks | None = None,
     one_gloo_device: bool = True,
+    gloo_host: str = "",
 ) -> GroupWorld:
     """Join this group's world at ``position`` and initialise megatron-core's parallel state in it.
 
@@ -81,7 +82,8 @@ def init_group_world(
     ``device`` is the CUDA device this rank computes on, where there is CUDA; None leaves the choice as it is.
     ``pipeline_before_data`` orders a group's ranks tensor, context, pipeline, inner data (``--use-tp-pp-dp-mapping``),
     else the pipeline comes last. ``hierarchical_context`` are the sizes of nested context-parallel groups. Without
-    ``one_gloo_device`` each process group has one of its own, as torch makes them.
+    ``one_gloo_device`` each process group has one of its own, as torch makes them. The shared one listens on
+    ``gloo_host``; empty: where torch's would.
     """
     install_cpu_shims()
     if device is not None and cuda_available():
@@ -90,7 +92,7 @@ def init_group_world(
 
     embeddings = embeddings or EmbeddingRanks()
     timeout = timedelta(seconds=timeout_s)
-    with shared_gloo_device() if one_gloo_device else contextlib.nullcontext():
+    with shared_gloo_device(gloo_host) if one_gloo_device else contextlib.nullcontext():
         dist.init_process_group(
             backend or ("nccl" if cuda_available() else "gloo"),
             store=store,

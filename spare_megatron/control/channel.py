@@ -27,6 +27,7 @@ import grpc.aio
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.host_port import split_address
 from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.descriptors import connections_max
 from spare_megatron.control.encoded_order import order_bytes
 
 TOKEN_KEY = "spare-token"
@@ -40,6 +41,11 @@ PENDING_MAX = 100_000
 PENDING_S = 600
 """How long a call may wait to be accepted, in seconds: gRPC itself cancels it after 30, and thousands of groups take
 longer to arrive."""
+
+STRANGER_MS = 10_000
+"""How long a connection may take to begin, and how long it may be without a call: callers keep none of those. With
+these and the limit of :func:`~spare_megatron.control.descriptors.connections_max` connections of strangers, who cannot
+make a call, are bounded in time and number."""
 
 _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
@@ -56,6 +62,8 @@ _SERVER_OPTIONS = (
     ("grpc.server.max_pending_requests", PENDING_MAX),
     ("grpc.server.max_pending_requests_hard_limit", PENDING_MAX),
     ("grpc.server_max_unrequested_time_in_server", PENDING_S),
+    ("grpc.server_handshake_timeout_ms", STRANGER_MS),
+    ("grpc.max_connection_idle_ms", STRANGER_MS),
 )
 
 
@@ -168,7 +176,8 @@ async def serve(
     Raises:
         ConfigError: nobody can listen there; the sentence says why.
     """
-    server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS])
+    most = ("grpc.max_allowed_incoming_connections", connections_max())
+    server = grpc.aio.server(interceptors=[_TokenCheck(security.token)], options=[*_OPTIONS, *_SERVER_OPTIONS, most])
     handlers = {
         "Join": grpc.stream_stream_rpc_method_handler(
             join, request_deserializer=report.FromString, response_serializer=order_bytes

@@ -29,6 +29,12 @@ def raise_descriptor_limit() -> int:
     return soft if soft != resource.RLIM_INFINITY else MOST
 
 
+def connections_max() -> int:
+    """How many connections a server of this process may accept, so that SPARE descriptors are left whoever connects.
+    Raises the limit."""
+    return max(1, raise_descriptor_limit() - SPARE)
+
+
 def check_descriptors(needed: int, who: str) -> None:
     """Raise the limit, and ConfigError where ``who`` needs more than it may have."""
     most = raise_descriptor_limit()

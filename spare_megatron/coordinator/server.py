@@ -35,6 +35,7 @@ from spare_megatron.control.channel import COORDINATOR, Security, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.control.stop_signals import stop_signals
+from spare_megatron.controller.assign_native import compiled_chains
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.controller.lasting_paces import LastingPaces
 from spare_megatron.controller.machine import State, step
@@ -116,6 +117,7 @@ class Coordinator:
 
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
+        compiled_chains()  # what is loaded later may find no file descriptor
         self._security = Security(self._dir.token(create=True), options.tls_dir)
         self._streams, self._addresses = Streams(), RingAddresses()
         self._records = Records(self._dir)

@@ -30,6 +30,8 @@ class ControlJob:
         self.groups, self.size, self.flags = groups, size, flags.split()
         self.environment: dict[str, str] = {}
         """Of every process, beside this one's."""
+        self.under: tuple[str, ...] = ()
+        """A command that starts the processes."""
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.ranks: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
         self._all: list[subprocess.Popen[bytes]] = []
@@ -74,7 +76,7 @@ class ControlJob:
         """One process, its output in a file of its own."""
         with (self.run_dir.path / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
-                [*PYTHON, *module],
+                [*self.under, *PYTHON, *module],
                 cwd=ROOT,
                 env={**os.environ, **self.environment, **(environment or {})},
                 stdout=out,

@@ -9,7 +9,12 @@ spare_megatron`` costs nothing and a bad flag is refused before torch is importe
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
+
+# gRPC's core writes to stderr whenever a peer dies or a port is taken; this package reports both itself. It reads this
+# when grpc is imported, by whichever module is first.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def pretrain(*args: Any, **options: Any) -> Any:

@@ -14,6 +14,7 @@ from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.control.stop_signals import usual_signals
+from spare_megatron.control.tls_files import is_loopback, make_tls
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.process import serve_alone, serve_in_turn
@@ -59,7 +60,8 @@ def parser() -> argparse.ArgumentParser:
         "--tls-dir",
         default="",
         metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
+        "run directory where --listen is an address that other hosts reach",
     )
     made.add_argument(
         "--on-event",
@@ -80,18 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         tls_dir=args.tls_dir,
         on_event=args.on_event,
     )
-    return run(options, args.candidate, args.lease_s)
+    return run(options, args.candidate, args.lease_s, own_tls=not is_loopback(args.listen))
 
 
-def run(options: Options, candidate: int | None, lease_s: float) -> int:
-    """Run one coordinator process; returns its exit code. A user's error is written to standard error as one
-    sentence."""
+def run(options: Options, candidate: int | None, lease_s: float, own_tls: bool = False) -> int:
+    """Run one coordinator process; returns its exit code. With ``own_tls`` the job uses TLS although no directory for
+    it is given. A user's error is written to standard error as one sentence."""
     usual_signals()
     outlive_the_disk()
     ask_for_short_waits()
     raise_descriptor_limit()
     try:
         failpoints.act_as("coordinator" if candidate is None else f"coordinator-{candidate}")
+        if own_tls and not options.tls_dir:
+            make_tls(options.run_dir.path)
         return int(serve_alone(options) if candidate is None else serve_in_turn(options, candidate, lease_s))
     except ConfigError as error:
         sys.stderr.write(f"spare-coordinator: {error}\n")

@@ -22,7 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
 from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security, call_once, open_channel
+from spare_megatron.control.channel import call_once, open_channel, security_of
 from spare_megatron.control.run_directory import RunDirectory, glance
 
 EXAMPLE = """examples:
@@ -64,7 +64,7 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[i
     known = run_dir.coordinator()
     if known is None:
         raise ConfigError(f"{run_dir.path} has no coordinator.json; give the --run-dir of a job that trains")
-    security = Security(run_dir.token(), tls_dir)
+    security = security_of(run_dir, tls_dir)
 
     async def call() -> pb.DrainAnswer:
         async with open_channel(known.address, security, CALL_S) as channel:

@@ -27,6 +27,7 @@ from spare_megatron.control.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.control.stop_signals import usual_signals
+from spare_megatron.control.tls_files import is_loopback, make_tls
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.supervisor import Supervisor
@@ -73,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
         "--tls-dir",
         default="",
         metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
+        "run directory where --listen is an address that other hosts reach",
     )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     made.add_argument("script", help="the Python script that every rank runs")
@@ -129,6 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         failpoints.act_as("launch")
         launch = launch_of(args)
+        if not launch.tls_dir and not is_loopback(launch.listen):
+            make_tls(launch.run_dir.path)
         ranks = (launch.num_groups + launch.standby_groups) * launch.group_size
         check_descriptors(OF_A_RANK * ranks, f"spare-launch with {ranks} ranks")
         display = Display(launch.run_dir)

@@ -30,6 +30,7 @@ from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
 from spare_megatron.control.stop_signals import hold_stop_signals, usual_signals
+from spare_megatron.control.tls_files import make_tls
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
@@ -97,7 +98,8 @@ def parser() -> argparse.ArgumentParser:
         "--tls-dir",
         default="",
         metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS; default: no TLS",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
+        "run directory of a job on several nodes",
     )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     made.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
@@ -165,6 +167,8 @@ def start(launch: SlurmLaunch) -> int:
         display.notice(f"spare-slurm: {fate}")
     for sentence in spare_nodes(launch.allocation):
         display.notice(f"spare-slurm: {sentence}")
+    if not launch.tls_dir and launch.allocation.num_nodes > 1:
+        make_tls(launch.run_dir.path)
     ask_for_short_waits(inherited=False)
 
     async def main() -> ExitCode:

@@ -1,8 +1,8 @@
 """Channels and servers of gRPC: with keepalive, without proxies, the job token on every call, mutual TLS if wanted.
 
 The services of control.proto are served by generic handlers, so no generated stubs are needed. With a TLS directory
-(``ca.pem``, ``cert.pem``, ``key.pem``; one for all processes of the job) both sides prove who they are; the
-name in the certificate is ``spare-megatron`` on every host, because hosts come and go.
+(:mod:`spare_megatron.control.tls_files`) both sides prove who they are; the name in the certificate is
+``spare-megatron`` on every host, because hosts come and go.
 """
 
 from __future__ import annotations
@@ -10,16 +10,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-# gRPC's core writes to stderr whenever a peer dies or a port is taken; this package reports both itself.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc
 import grpc.aio
@@ -29,12 +25,12 @@ from spare_megatron.config.host_port import split_address
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.descriptors import connections_max
 from spare_megatron.control.encoded_order import order_bytes
+from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.tls_files import TLS_FILES, TLS_NAME, check_tls, tls_of
 
 TOKEN_KEY = "spare-token"
 COORDINATOR = "spare_megatron.control.Coordinator"
 LEADER = "spare_megatron.control.Leader"
-TLS_NAME = "spare-megatron"
-TLS_FILES = ("ca.pem", "cert.pem", "key.pem")
 
 PENDING_MAX = 100_000
 """Calls that may wait to be accepted: gRPC itself cancels some of those beyond 1000."""
@@ -77,11 +73,7 @@ class Security:
 
     def __post_init__(self) -> None:
         if self.tls_dir:
-            for name in TLS_FILES:
-                if not (Path(self.tls_dir) / name).is_file():
-                    raise ConfigError(
-                        f"{name} is not in the TLS directory {self.tls_dir}; it needs {', '.join(TLS_FILES)}"
-                    )
+            check_tls(self.tls_dir)
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -92,6 +84,11 @@ class Security:
         """The contents of the TLS files: (ca, cert, key)."""
         ca, cert, key = ((Path(self.tls_dir) / name).read_bytes() for name in TLS_FILES)
         return ca, cert, key
+
+
+def security_of(run_dir: RunDirectory, tls_dir: str, create: bool = False) -> Security:
+    """The credentials of a process of the job in ``run_dir``; ``tls_dir`` as the user gave it. Raises ConfigError."""
+    return Security(run_dir.token(create), tls_of(run_dir.path, tls_dir))
 
 
 def open_channel(address: str, security: Security, patience_s: float) -> grpc.aio.Channel:

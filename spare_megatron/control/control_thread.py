@@ -25,7 +25,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
-from spare_megatron.control.channel import LEADER, Security
+from spare_megatron.control.channel import LEADER, Security, security_of
 from spare_megatron.control.heartbeat_timer import Pulse
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
@@ -87,7 +87,7 @@ class RankSetup:
     @property
     def security(self) -> Security:
         """Token and certificates for this rank's calls."""
-        return Security(self.run_dir.token(), self.tls_dir)
+        return security_of(self.run_dir, self.tls_dir)
 
 
 class SessionSide(Protocol):

@@ -31,7 +31,7 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.calm_garbage import collect_in_pauses
-from spare_megatron.control.channel import COORDINATOR, Security, serve
+from spare_megatron.control.channel import COORDINATOR, security_of, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.control.stop_signals import stop_signals
@@ -118,7 +118,7 @@ class Coordinator:
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
         compiled_chains()  # what is loaded later may find no file descriptor
-        self._security = Security(self._dir.token(create=True), options.tls_dir)
+        self._security = security_of(self._dir, options.tls_dir, create=True)
         self._streams, self._addresses = Streams(), RingAddresses()
         self._records = Records(self._dir)
         self._tuning = JobTuning(time.time())

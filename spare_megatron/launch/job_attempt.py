@@ -18,7 +18,7 @@ from pathlib import Path
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security
+from spare_megatron.control.channel import security_of
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
@@ -71,7 +71,7 @@ class Life:
         ``stopped_hard`` ends the life at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
         self._memory, self._say, self._stopped_hard = memory, say, stopped_hard
-        security = Security(self._dir.token(create=True), launch.tls_dir)
+        security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
         self._side = side
         self._coordinator: Child | None = None

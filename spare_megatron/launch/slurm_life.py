@@ -19,7 +19,7 @@ from pathlib import Path
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.channel import Security
+from spare_megatron.control.channel import security_of
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.terms import Term, Terms
@@ -94,7 +94,7 @@ class SlurmLife:
         self._before = published.fencing if published else 0
         self._number = 1 + max(newest.life if newest else 0, published.life if published else 0)
         self._step_name = f"spare-life-{self._number}"
-        security = Security(self._dir.token(create=True), launch.tls_dir)
+        security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
         self._coordinators: Child | None = None
         self._ranks: Child | None = None

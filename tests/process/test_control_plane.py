@@ -5,6 +5,7 @@ Every job's journal is replayed at its end. Time bounds are the protocol's own t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -13,10 +14,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc.aio
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.channel import TLS_FILES, TLS_NAME
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security, call_once, open_channel
+from spare_megatron.control.tls_files import TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.failpoints import VARIABLE
@@ -401,6 +405,31 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     bad = one.popen("bad", ["spare_megatron.cli.coordinator", "--run-dir", str(tmp_path / "x"), "--tls-dir", str(tls)])
     assert bad.wait(30) == ExitCode.BAD_INPUT
     assert f"{TLS_FILES[2]} is not in the TLS directory" in one.output("bad")
+
+
+def test_a_job_that_others_reach_makes_its_own_certificates(job: Callable[..., ControlJob]) -> None:
+    """Every process finds them in the run directory; who has none, or none of this job, is not heard."""
+    one = job(2, 2, "--steps 400 --piece-s 0.01")
+    known = one.start_coordinator("--listen", "0.0.0.0:0")
+    for group in range(2):
+        one.start_group(group)
+    one.until(lambda: one.committed() >= 5)
+    token = one.run_dir.token()
+    for security in (Security(token), Security(token, str(one.run_dir.path / "tls"))):
+
+        async def ask(security: Security = security) -> None:
+            async with open_channel(known.address, security, 2.0) as channel:
+                await call_once(channel, "RequestStop", security, pb.StopRequest(reason="enough"), 2.0)
+
+        if security.tls_dir:
+            asyncio.run(ask())
+        else:
+            with pytest.raises(grpc.aio.AioRpcError):
+                asyncio.run(ask())
+            assert one.committed() < 400
+    assert one.finish() == ExitCode.FINISHED, one.outputs()
+    assert set(one.exits().values()) == {ExitCode.FINISHED}, one.outputs()
+    assert one.committed() < 400
 
 
 def test_a_group_that_comes_back_learns_and_nobody_waits_for_it(job: Callable[..., ControlJob]) -> None:

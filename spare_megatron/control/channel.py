@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hmac
+import logging
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,11 @@ from spare_megatron.control.encoded_order import order_bytes
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.tls_files import TLS_FILES, TLS_NAME, check_tls, tls_of
 
+log = logging.getLogger(__name__)
+
 TOKEN_KEY = "spare-token"
+REFUSED_MAX = 100
+"""Of how many hosts it is said that their callers were refused."""
 COORDINATOR = "spare_megatron.control.Coordinator"
 LEADER = "spare_megatron.control.Leader"
 
@@ -139,6 +144,8 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, token: str) -> None:
         self._token = token
+        self._refused: set[str] = set()
+        """Hosts of callers that were refused; each is said once."""
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -149,11 +156,18 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         handler = await continuation(details)
 
         async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
+            self._say_once(context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job token is wrong or missing")
 
         if handler is not None and handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(refuse)
         return grpc.unary_unary_rpc_method_handler(refuse)
+
+    def _say_once(self, peer: str) -> None:
+        host = peer.rpartition(":")[0]
+        if host not in self._refused and len(self._refused) < REFUSED_MAX:
+            self._refused.add(host)
+            log.warning("a caller at %s has no token of this job, or another one, and is not heard", peer)
 
 
 StreamHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import sys
 import threading
 from collections.abc import Mapping
@@ -112,6 +113,7 @@ class RunDirectory:
         try:
             if create:
                 patiently(self._make_token)
+                patiently(self._say_if_others_can_read)
             return patiently(self._read_token)
         except OSError as error:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
@@ -132,6 +134,14 @@ class RunDirectory:
                 os.link(scratch, self._token)
         finally:
             scratch.unlink()
+
+    def _say_if_others_can_read(self) -> None:
+        mode = stat.S_IMODE(self._token.stat().st_mode)
+        if mode & 0o077:
+            self.notice(
+                f"WARNING: others can read the job's token {self._token} (mode {mode:04o}): whoever has it can speak "
+                f"for any group; chmod 600 {self._token}, and use another run directory where that does not help"
+            )
 
     def _read_token(self) -> str:
         failpoints.hit("token.read")

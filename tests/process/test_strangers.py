@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import shutil
@@ -10,11 +11,14 @@ import threading
 import time
 from pathlib import Path
 
+import grpc.aio
 import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.host_port import split_address
+from spare_megatron.control import control_pb2 as pb
+from spare_megatron.control.channel import Security, call_once, open_channel
 from spare_megatron.controller.messages import Lost
 from tests.process.control_job import ControlJob
 
@@ -91,3 +95,27 @@ def test_strangers_stop_no_failure_handling(tmp_path: Path) -> None:
         strangers.go()
         job.close()
     job.check_steps(150)
+
+
+def test_a_wrong_token_is_said_once_for_each_host(tmp_path: Path) -> None:
+    job = ControlJob(tmp_path, 2, 1, "--steps 100 --piece-s 0.01")
+    job.start()
+    known = job.run_dir.coordinator()
+    assert known is not None
+
+    async def ask(token: str) -> None:
+        async with open_channel(known.address, Security(token), 2.0) as channel:
+            await call_once(channel, "RequestStop", Security(token), pb.StopRequest(reason="mine"), 2.0)
+
+    try:
+        for token in ("", "guess", "guess"):
+            with pytest.raises(grpc.aio.AioRpcError) as raised:
+                asyncio.run(ask(token))
+            assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert job.finish() == ExitCode.FINISHED
+        said = [line for line in job.output("coordinator").splitlines() if "has no token of this job" in line]
+        assert len(said) == 1, said
+        assert "a caller at ipv4:127.0.0.1:" in said[0]
+    finally:
+        job.close()
+    job.check_steps(100)

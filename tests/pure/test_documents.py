@@ -33,6 +33,7 @@ OF_A_JOB = {
     *("model_flags.txt", "spare_choice.json", "spare_manifest.json"),
     *("choice-life-L.json", "choice-life-N.json"),
     *("errors/", "injected/", "leaders/", "logs/", "partial/", "rank_times/", "stage/", "standbys/", "terms/"),
+    *("tls/", "RUN_DIR/tls"),
 }
 """What a job or a command writes, and folders of a run directory."""
 OF_A_USER = {"pretrain_own.py"}

@@ -34,6 +34,16 @@ class Kind(Enum):
     PAUSE_LEARNER = "pause a rank of a group that learns"
     PAUSE_LEADER = "pause a leader"
     PAUSE_COORDINATOR = "pause the coordinator"
+    OUT_OF_MEMORY = "the kernel ends a rank that is out of memory"
+    HOLD_LOCK = "a rank holds the interpreter's lock"
+    CLOCK = "a process's wall clock jumps"
+    DISK = "a file fails"
+    LOSS = "packets are lost"
+    HOLE = "long packets are lost"
+    CUT = "nothing comes to a rank's ports"
+    FLAP = "a rank's ports are cut off again and again"
+    RESET = "what comes to a rank's ports is reset"
+    STRANGERS = "strangers connect to a process's ports"
 
 
 WEIGHTS: Mapping[Kind, int] = {
@@ -47,9 +57,36 @@ WEIGHTS: Mapping[Kind, int] = {
     Kind.PAUSE_LEADER: 2,
     Kind.PAUSE_COORDINATOR: 2,
 }
+WEATHER: Mapping[Kind, int] = {
+    Kind.KILL_RANK: 2,
+    Kind.KILL_GROUP: 1,
+    Kind.KILL_LEARNER: 1,
+    Kind.KILL_COORDINATOR: 1,
+    Kind.PAUSE_RANK: 3,
+    Kind.PAUSE_LEADER: 2,
+    Kind.PAUSE_COORDINATOR: 2,
+    Kind.OUT_OF_MEMORY: 2,
+    Kind.HOLD_LOCK: 4,
+    Kind.CLOCK: 8,
+    Kind.DISK: 10,
+    Kind.LOSS: 8,
+    Kind.HOLE: 4,
+    Kind.CUT: 2,
+    Kind.FLAP: 2,
+    Kind.RESET: 2,
+    Kind.STRANGERS: 8,
+}
+"""What else strikes jobs than deaths and pauses (benchmarks/weather.py); most of it may end nobody."""
 OF_THE_COORDINATOR = (Kind.KILL_COORDINATOR, Kind.PAUSE_COORDINATOR)
 PAUSES = (Kind.PAUSE_RANK, Kind.PAUSE_LEARNER, Kind.PAUSE_LEADER, Kind.PAUSE_COORDINATOR)
-OF_ONE_RANK = (Kind.KILL_RANK, Kind.KILL_LEARNER, Kind.PAUSE_RANK, Kind.PAUSE_LEARNER)
+OF_ONE_RANK = (Kind.KILL_RANK, Kind.KILL_LEARNER, Kind.PAUSE_RANK, Kind.PAUSE_LEARNER, Kind.OUT_OF_MEMORY)
+OF_ONE_RANK += (Kind.HOLD_LOCK, Kind.CUT, Kind.FLAP, Kind.RESET)
+OF_ALL = (Kind.CLOCK, Kind.DISK, Kind.LOSS, Kind.HOLE, Kind.STRANGERS)
+"""They strike nobody in particular and may end nobody. Their position, below WHICH, says what they strike."""
+WHICH = 1000
+OF_WEATHER = (*OF_ALL, Kind.OUT_OF_MEMORY, Kind.HOLD_LOCK, Kind.CUT, Kind.FLAP, Kind.RESET)
+ENDS = (Kind.OUT_OF_MEMORY, Kind.CUT, Kind.FLAP, Kind.RESET)
+"""Whom they strike may be lost, however short they are."""
 HUNTS = (Kind.KILL_LEARNER, Kind.PAUSE_LEARNER)
 """They wait for a group that learns, and strike it some time later."""
 
@@ -75,11 +112,18 @@ class Fault:
 
 
 def schedule(
-    seed: int, duration_s: float, groups: int, group_size: int, mean_gap_s: float, heartbeat_s: float
+    seed: int,
+    duration_s: float,
+    groups: int,
+    group_size: int,
+    mean_gap_s: float,
+    heartbeat_s: float,
+    table: Mapping[Kind, int] = WEIGHTS,
 ) -> tuple[Fault, ...]:
-    """The faults of ``duration_s``, with exponential gaps. ``heartbeat_s`` is the job's heartbeat time-out."""
+    """The faults of ``duration_s``, with exponential gaps. ``heartbeat_s`` is the job's heartbeat time-out; ``table``
+    says how often each kind is drawn."""
     draw, at_s = random.Random(seed), 0.0
-    kinds, weights = list(WEIGHTS), list(accumulate(WEIGHTS.values()))
+    kinds, weights = list(table), list(accumulate(table.values()))
     faults: list[Fault] = []
     while True:
         at_s += draw.expovariate(1 / mean_gap_s)
@@ -91,15 +135,20 @@ def schedule(
         other = (group + 1 + int(second * (groups - 1))) % groups
         low, high = SHORT if short < 0.5 else LONG
         two = kind is Kind.KILL_TWO_GROUPS and groups > 1
-        struck = () if kind in (*OF_THE_COORDINATOR, *HUNTS) else (group, other) if two else (group,)
+        nobody = (*OF_THE_COORDINATOR, *HUNTS, *OF_ALL)
+        struck = () if kind in nobody else (group, other) if two else (group,)
+        lasts = kind in (*PAUSES, *OF_ALL, Kind.HOLD_LOCK, Kind.CUT, Kind.FLAP, Kind.RESET)
+        many = group_size if kind in OF_ONE_RANK else WHICH if kind in OF_ALL else 0
+        if kind in OF_ALL:
+            low, high = SHORT
         fault = Fault(
             at_s=at_s,
             kind=kind,
             groups=struck,
-            position=int(position * group_size) if kind in OF_ONE_RANK else -1,
+            position=int(position * many) if many else -1,
             apart_s=apart * (HUNT_S if kind in HUNTS else APART_S if two else 0.0),
-            pause_s=(low + length * (high - low)) * heartbeat_s if kind in PAUSES else 0.0,
-            fatal=kind not in OF_THE_COORDINATOR and (kind not in PAUSES or (low, high) == LONG),
+            pause_s=(low + length * (high - low)) * heartbeat_s if lasts else 0.0,
+            fatal=kind in ENDS or (kind not in (*OF_THE_COORDINATOR, *OF_ALL) and (not lasts or (low, high) == LONG)),
         )
         faults.append(fault)
 

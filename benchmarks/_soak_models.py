@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks._weather import Weather
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.placement.placement import build_placement
 from tests.process.harness import RESTARTS, TOY, Job, launch
@@ -37,11 +38,16 @@ class Model(ABC):
         found: list[list[int]] = build_placement(self.groups, self.redundancy).hosts().tolist()
         return found
 
-    def start(self, run_dir: Path, restarts: Mapping[str, object], scratch: Path) -> Job:
+    def start(
+        self, run_dir: Path, restarts: Mapping[str, object], scratch: Path, weather: Weather | None = None
+    ) -> Job:
         """The job to soak, with the launcher's flags ``restarts`` and its temporary files in ``scratch``."""
         told = (word for flag, value in restarts.items() for word in (flag, str(value)))
-        environ = {**ENVIRON, "TMPDIR": str(scratch)}
-        return self._launch(run_dir, (*self._soaked(), *self.also, *told), self.groups, environ)
+        environ, under = {**ENVIRON, "TMPDIR": str(scratch)}, ()
+        if weather is not None:
+            environ |= weather.environ(self.groups, self.group_size)
+            under = weather.under
+        return self._launch(run_dir, (*self._soaked(), *self.also, *told), self.groups, environ, under)
 
     def calm(self, run_dir: Path, steps: int) -> Job:
         """The run without failures, of ``steps`` steps."""
@@ -65,8 +71,15 @@ class Model(ABC):
         """The flags of the calm one."""
 
     @abstractmethod
-    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
-        """Start a job that saves in ``run_dir``/save."""
+    def _launch(
+        self,
+        run_dir: Path,
+        words: tuple[str, ...],
+        groups: int,
+        environ: Mapping[str, str],
+        under: tuple[str, ...] = (),
+    ) -> Job:
+        """Start a job that saves in ``run_dir``/save, behind the words ``under``."""
 
 
 @dataclass(frozen=True)
@@ -105,9 +118,18 @@ class Toy(Model):
     def _calm(self, steps: int) -> tuple[str, ...]:
         return ("--steps", str(steps), "--pieces", str(self.pieces * self.groups))
 
-    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
+    def _launch(
+        self,
+        run_dir: Path,
+        words: tuple[str, ...],
+        groups: int,
+        environ: Mapping[str, str],
+        under: tuple[str, ...] = (),
+    ) -> Job:
         words = (*self.flags, *words, "--save", str(run_dir / "save"))
-        return launch(run_dir, *words, groups=groups, group_size=self.group_size, script=TOY, environ=environ)
+        return launch(
+            run_dir, *words, groups=groups, group_size=self.group_size, script=TOY, environ=environ, under=under
+        )
 
 
 @dataclass(frozen=True)
@@ -145,9 +167,18 @@ class Megatron(Model):
     def _calm(self, steps: int) -> tuple[str, ...]:
         return ("--exit-interval", str(steps), "--save-interval", str(FOREVER))
 
-    def _launch(self, run_dir: Path, words: tuple[str, ...], groups: int, environ: Mapping[str, str]) -> Job:
+    def _launch(
+        self,
+        run_dir: Path,
+        words: tuple[str, ...],
+        groups: int,
+        environ: Mapping[str, str],
+        under: tuple[str, ...] = (),
+    ) -> Job:
         words = (*self.flags, *words, "--save", str(run_dir / "save"))
-        return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", environ=environ)
+        return launch(
+            run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", environ=environ, under=under
+        )
 
 
 MODELS: Mapping[str, type[Model]] = {"toy": Toy, "megatron": Megatron}

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._chaos import schedule
+from benchmarks._chaos import WEATHER, WEIGHTS, schedule
 from benchmarks._soak_models import Model
 from benchmarks._soak_samples import Samples
 from benchmarks._strikes import Strikes, members
+from benchmarks._weather import Weather
 from spare_megatron.config.exits import ExitCode
 from tests.process.harness import Job
 from tests.process.returning import AFTER
@@ -40,6 +41,7 @@ class Soak:
     say: Callable[[str], None]
     restarts: Mapping[str, object]
     """The launcher's flags about restarts of groups."""
+    weather: Weather | None = None
     samples: Samples = field(default_factory=Samples)
     strikes: Strikes = field(init=False)
     job: Job = field(init=False)
@@ -54,9 +56,15 @@ class Soak:
     def __post_init__(self) -> None:
         model = self.model
         faults = schedule(
-            self.seed, self.duration_s, model.groups, model.group_size, self.mean_gap_s, model.heartbeat_s
+            self.seed,
+            self.duration_s,
+            model.groups,
+            model.group_size,
+            self.mean_gap_s,
+            model.heartbeat_s,
+            WEATHER if self.weather else WEIGHTS,
         )
-        self.strikes = Strikes(self.run_dir, faults, model.hosts(), self._now_s)
+        self.strikes = Strikes(self.run_dir, faults, model.hosts(), self._now_s, self.weather)
 
     @property
     def scratch(self) -> Path:
@@ -66,7 +74,9 @@ class Soak:
     def run(self) -> None:
         """Run the job to its end. Raises AssertionError where it does not go on or does not end as it should."""
         self.scratch.mkdir(parents=True)
-        self.job = self.model.start(self.run_dir, self.restarts, self.scratch)
+        if self.weather is not None:
+            self.weather.begin()
+        self.job = self.model.start(self.run_dir, self.restarts, self.scratch, self.weather)
         try:
             self._until("the first step", self._is_whole, START_S)
             self._began_s = self._moved_s = time.monotonic()
@@ -83,6 +93,8 @@ class Soak:
         finally:
             self.strikes.end()
             self.job.end()
+            if self.weather is not None:
+                self.weather.end()
 
     def _until(self, what: str, true: Callable[[], bool], timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -20,7 +20,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks._chaos import HUNTS, OF_THE_COORDINATOR, PAUSES, Fault, Kind, covers
+from benchmarks._chaos import HUNTS, OF_ALL, OF_THE_COORDINATOR, OF_WEATHER, PAUSES, Fault, Kind, covers
+from benchmarks._weather import Undo, Weather
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 
@@ -46,6 +47,8 @@ class Strikes:
     """The groups that host each shard."""
     clock: Callable[[], float]
     """Seconds since the schedule began."""
+    weather: Weather | None = None
+    """What it strikes with beside signals."""
     outcomes: Counter[tuple[Kind, str]] = field(default_factory=Counter)
     """(kind, what became of it) -> how many faults."""
     hurt: set[Member] = field(default_factory=set)
@@ -60,6 +63,8 @@ class Strikes:
     """Those that wait for a group that learns."""
     _stopped: dict[psutil.Process, int] = field(default_factory=dict)
     """Process -> by how many faults it is stopped."""
+    _undone: dict[int, Undo] = field(default_factory=dict)
+    """What ends the weather that lasts."""
     _order: itertools.count[int] = field(default_factory=itertools.count)
 
     @property
@@ -109,6 +114,8 @@ class Strikes:
     def end(self) -> None:
         """Let everything go on that is stopped, and forget what is still to come."""
         self._next, self._due, self._hunts = len(self.faults), [], []
+        for number in list(self._undone):
+            self._undo(number)
         for process in self._stopped:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.resume()
@@ -116,7 +123,10 @@ class Strikes:
 
     def _strike(self, fault: Fault) -> None:
         status = self.look()
-        outcome = self._coordinator(fault) if fault.kind in OF_THE_COORDINATOR else self._groups(fault, status)
+        if fault.kind in OF_ALL:
+            outcome = self._all(fault)
+        else:
+            outcome = self._coordinator(fault) if fault.kind in OF_THE_COORDINATOR else self._groups(fault, status)
         self.outcomes[fault.kind, outcome] += 1
         self._note(fault, outcome, status)
 
@@ -133,6 +143,28 @@ class Strikes:
         process.kill()
         return DONE
 
+    def _all(self, fault: Fault) -> str:
+        listed = glance(self.run_dir / "processes.json") or {}
+        pids = [(listed.get("coordinator") or {}).get("pid"), *(one["pid"] for one in listed.get("ranks", []))]
+        return self._with_weather(fault, [], [one for one in map(process_of, pids) if one is not None])
+
+    def _with_weather(self, fault: Fault, struck: list[psutil.Process], others: list[psutil.Process]) -> str:
+        assert self.weather is not None, "such faults are drawn for jobs that have a weather"
+        try:
+            undo = self.weather.strike(fault, struck, others)
+        except (OSError, psutil.Error, ZeroDivisionError):
+            return NOBODY
+        self._undone[next(self._order)] = undo
+        number = max(self._undone)
+        self._later(fault.pause_s, lambda: self._undo(number))
+        return DONE
+
+    def _undo(self, number: int) -> None:
+        undo = self._undone.pop(number, None)
+        if undo is not None:
+            with contextlib.suppress(OSError):
+                undo()
+
     def _groups(self, fault: Fault, status: dict[str, Any]) -> str:
         listed = (glance(self.run_dir / "processes.json") or {}).get("ranks", [])
         there = {group: [one for one in listed if one["group"] == group] for group in fault.groups}
@@ -148,6 +180,8 @@ class Strikes:
             if fault.fatal:
                 self.hurt.add(member)
             self._mends_s[member] = self.clock() + fault.pause_s + RECOVER_S
+        if fault.kind in OF_WEATHER:
+            return self._with_weather(fault, struck[0], [])
         if fault.kind in PAUSES:
             self._pause(struck[0][0], fault.pause_s)
         else:

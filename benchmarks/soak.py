@@ -4,10 +4,15 @@ else may happen: a chaos soak.
     python benchmarks/soak.py --minutes 10 --seed 1
     python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 30
     python benchmarks/soak.py --minutes 2 --seed 7 --groups 3 --also '--overlap --audit-rate 0.2' --json soak.json
+    python benchmarks/soak.py --minutes 10 --seed 1 --weather --mean-gap-s 1
 
 The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one rank, a group, two groups in quick
 succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the coordinator, for less and for more than
-the heartbeat time-out. Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
+the heartbeat time-out. With --weather also what benchmarks/_weather.py has: files fail, packets are lost, ports are cut
+off, flap or are reset, a rank holds the interpreter's lock or is out of memory, wall clocks jump by up to a day,
+strangers connect to all ports, and /dev/shm is full.
+
+Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
 back and the job is told to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:
 each step is committed once, the journal replays to the same actions, nobody is lost whom no fault struck, the weights
 of every step and the last checkpoint are those of a calm run bit for bit, and no process, port or file is left.
@@ -32,6 +37,7 @@ from benchmarks._soak_samples import growth
 from benchmarks._soak_verdict import judge
 from benchmarks._soaked_job import Soak
 from benchmarks._strikes import DONE
+from benchmarks._weather import Weather
 from tests.process.harness import RESTARTS
 
 SHAPE = {"groups": "groups of the job", "group_size": "ranks of a group", "redundancy": "groups that host a shard"}
@@ -46,7 +52,8 @@ def main() -> int:
     run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
     gap_s = options.mean_gap_s or model.mean_gap_s
     restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
-    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, restarts)
+    weather = Weather(run_dir / "weather", options.seed) if options.weather else None
+    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, restarts, weather)
     wrong: list[str] = []
     try:
         soak.run()
@@ -58,8 +65,9 @@ def main() -> int:
     config |= {"restart_pause_s": options.pause_s, "groups": model.groups}
     config |= {"group_size": model.group_size, "redundancy": model.redundancy}
     config |= {"flags": " ".join((*model.flags, *model.also))}
-    path = options.json or RESULTS / f"soak_{options.model}.json"
-    report(f"soak_{options.model}", config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
+    name = f"{'weather' if weather else 'soak'}_{options.model}"
+    path = options.json or RESULTS / f"{name}.json"
+    report(name, config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
     for sentence in wrong:
         print(f"WRONG: {sentence}")
     if wrong:
@@ -88,6 +96,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults strike (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the schedule (default: 1)")
     parser.add_argument("--model", choices=sorted(MODELS), default="toy")
+    parser.add_argument(
+        "--weather", action="store_true", help="disks, the network, clocks and memory fail too, and strangers connect"
+    )
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
     for name, what in SHAPE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)

@@ -8,8 +8,9 @@ a place costs one check of a global variable.
   ``leader-0`` (of group 0, where it has a process of its own); a prefix means all of them: ``rank-0`` all ranks of
   group 0, ``rank`` every rank. Without a role it is every process.
 * ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` or
-  ``stop``: the process gets a SIGKILL or SIGSTOP; ``sleep:S``: it sleeps S seconds; ``short:N``, only at the ``.write``
-  of an appended file: only the first N bytes are written.
+  ``stop``: the process gets a SIGKILL or SIGSTOP; ``sleep:S``: it sleeps S seconds; ``hold:S``: it does so with the
+  interpreter's lock, so that no other thread runs Python; ``short:N``, only at the ``.write`` of an appended file: only
+  the first N bytes are written.
 * ``after=N``: nothing happens the first N times that the process passes the place. ``times=N``: the action happens N
   times, then no more. ``for_s=S``: it happens for S seconds from the first time on. ``while=PATH``: it happens only
   while that file exists. Without these conditions it happens every time.
@@ -22,6 +23,7 @@ operations in :data:`OPERATIONS_OF_APPENDED` and :data:`OPERATIONS_OF_REPLACED`.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import re
@@ -127,7 +129,7 @@ OPERATIONS_OF_REPLACED = ("read", "write", "sync", "rename", "renamed")
 """All are passed before the operation (``rename``: before the new content gets the file's name), ``renamed`` after
 it."""
 
-_ACTIONS = ("kill", "stop", "sleep", "short")
+_ACTIONS = ("kill", "stop", "sleep", "hold", "short")
 
 
 def strike_here(number: signal.Signals) -> None:
@@ -144,7 +146,7 @@ class _Fault:
     place: str
     action: str
     amount: float = 0.0
-    """Number of bytes for ``short``, of seconds for ``sleep``."""
+    """Number of bytes for ``short``, of seconds for ``sleep`` and ``hold``."""
     after: int = 0
     times: int | None = None
     for_s: float | None = None
@@ -248,6 +250,8 @@ def _strike(place: str, data: bytes = b"", path: Path | None = None) -> bytes:
             strike_here(signal.SIGSTOP)
         elif fault.action == "sleep":
             time.sleep(fault.amount)
+        elif fault.action == "hold":
+            ctypes.PyDLL(None).usleep(int(1e6 * fault.amount))
         elif fault.action == "short":
             data = data[: int(fault.amount)]
         else:
@@ -287,12 +291,13 @@ def _parse_one(text: str) -> _Fault:
         )
     if action not in _ACTIONS and not (action.startswith("E") and hasattr(errno, action)):
         raise ConfigError(
-            f"{VARIABLE}: {text!r}: {what!r} is no action; use kill, stop, sleep:S, short:N or an errno such as ENOSPC"
+            f"{VARIABLE}: {text!r}: {what!r} is no action; use kill, stop, sleep:S, hold:S, short:N or an errno such as "
+            "ENOSPC"
         )
     if action == "short" and place not in [f"{name}.write" for name in APPENDED]:
         raise ConfigError(f"{VARIABLE}: {text!r}: nothing is cut short at {place}; use journal.write or metrics.write")
     fault = _Fault(role, place, action)
-    if action in ("sleep", "short"):
+    if action in ("sleep", "hold", "short"):
         fault.amount = _number(text, action, amount)
     for condition in conditions:
         name, _, value = condition.partition("=")

@@ -291,8 +291,8 @@ def _parse_one(text: str) -> _Fault:
         )
     if action not in _ACTIONS and not (action.startswith("E") and hasattr(errno, action)):
         raise ConfigError(
-            f"{VARIABLE}: {text!r}: {what!r} is no action; use kill, stop, sleep:S, hold:S, short:N or an errno such as "
-            "ENOSPC"
+            f"{VARIABLE}: {text!r}: {what!r} is no action; use kill, stop, sleep:S, hold:S, short:N or an errno such "
+            "as ENOSPC"
         )
     if action == "short" and place not in [f"{name}.write" for name in APPENDED]:
         raise ConfigError(f"{VARIABLE}: {text!r}: nothing is cut short at {place}; use journal.write or metrics.write")

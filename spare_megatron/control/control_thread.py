@@ -26,6 +26,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import LEADER, Security, security_of
+from spare_megatron.control.descriptors import watch_descriptors
 from spare_megatron.control.heartbeat_timer import Pulse
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
@@ -431,6 +432,8 @@ class ControlThread:
         agent = Agent(self._setup, self._session, opened)
         self._side = self._make(agent)
         guard = asyncio.create_task(self._guard(agent))
+        who = f"rank {self._setup.position} of group {self._setup.group}"
+        watch = asyncio.create_task(watch_descriptors(who, self._setup.run_dir.notice))
         serving = asyncio.create_task(self._side.run())
         try:
             await asyncio.wait({opened, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -450,6 +453,7 @@ class ControlThread:
             raise
         finally:
             guard.cancel()
+            watch.cancel()
 
     async def _guard(self, agent: Agent) -> None:
         """End this process when its launcher is gone, or when the job is over for it and its training thread hangs."""

@@ -5,7 +5,10 @@ Each connection is one. Distributions give 1024 by default and allow many more, 
 
 from __future__ import annotations
 
+import asyncio
+import os
 import resource
+from collections.abc import Callable
 
 from spare_megatron.config.errors import ConfigError
 
@@ -17,6 +20,10 @@ OF_A_GROUP = 4
 """What a coordinator has for each group at most: its stream, one that comes in its place, and two brief calls."""
 OF_A_RANK = 3
 """What a leader has for each rank, or a launcher for each process that it starts, at most."""
+LOOK_S = 20.0
+"""How often a rank counts its descriptors."""
+GROWN = 256
+"""So many more than before are worth a line."""
 
 
 def raise_descriptor_limit() -> int:
@@ -43,3 +50,26 @@ def check_descriptors(needed: int, who: str) -> None:
             f"{who} needs {needed + SPARE} file descriptors, and the hard limit of this process is {most}; raise it "
             f"(ulimit -Hn {needed + SPARE}, LimitNOFILE= of a systemd unit, nofile in /etc/security/limits.conf)"
         )
+
+
+async def watch_descriptors(who: str, say: Callable[[str], None], look_s: float = LOOK_S) -> None:
+    """Until cancelled: say when this process has GROWN more file descriptors than it had, and again for as many more.
+    Strangers at a listener of gloo that a user's script has made are the likely cause, or files that nobody closes."""
+    known, most = open_descriptors(), raise_descriptor_limit()
+    while True:
+        await asyncio.sleep(look_s)
+        now = open_descriptors()
+        if now > known + GROWN:
+            say(
+                f"WARNING: {who} has {now} open files and connections, {now - known} more than before, of at most "
+                f"{most}; look at what it has open (ls -l /proc/PID/fd), and at SECURITY.md where they are connections"
+            )
+            known = now
+
+
+def open_descriptors() -> int:
+    """The number of file descriptors of this process; 0 where that cannot be seen."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0

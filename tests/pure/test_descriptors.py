@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import subprocess
 import sys
+from pathlib import Path
 
+from spare_megatron.control.descriptors import GROWN, watch_descriptors
 from spare_megatron.control.disk import words
 
 CODE = """
@@ -42,3 +45,22 @@ def test_running_out_is_said_as_that() -> None:
     assert words(OSError(errno.EMFILE, "Too many open files")) == (
         "EMFILE (Too many open files; raise the limit: ulimit -n)"
     )
+
+
+def test_a_process_that_has_many_more_than_before_says_so_once(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def main() -> None:
+        watching = asyncio.create_task(watch_descriptors("rank 1 of group 2", said.append, 0.02))
+        await asyncio.sleep(0.1)
+        assert said == []
+        files = [(tmp_path / "file").open("w") for _ in range(GROWN + 10)]
+        await asyncio.sleep(0.2)
+        for file in files:
+            file.close()
+        watching.cancel()
+
+    asyncio.run(main())
+    (line,) = said
+    assert line.startswith("WARNING: rank 1 of group 2 has ")
+    assert f"{GROWN + 10} more than before" in line

@@ -2,8 +2,8 @@
 
 With everything else that is not a tensor they lie in ``common.pt``, or, since megatron-core 0.19, in one object beside
 the tensors. :func:`read_args` needs neither torch nor megatron and runs no code from the files
-(``checkpoint.inert_pickle``). So a job can take flags from a checkpoint before it imports torch, and from a file that
-it does not trust.
+(``megatron_adapter.checkpoint.restricted_pickle``). So a job can take flags from a checkpoint before it imports torch,
+and from a file that it does not trust.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from spare_megatron.checkpoint import folder
-from spare_megatron.checkpoint.inert_pickle import InertUnpickler
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import InertUnpickler
 
 COMMON = "common.pt"
 """megatron-core's file for everything that is not a tensor, up to 0.18; ours always have it."""

@@ -276,7 +276,11 @@ def _without_wandb() -> Iterator[None]:
 
 
 def install_cpu_shims() -> tuple[str, ...]:
-    """Import megatron.core and, without CUDA, make it run on the CPU; returns the names of the shims (none on CUDA)."""
+    """Import megatron.core and, without CUDA, make it run on the CPU; returns the names of the shims (none on CUDA).
+
+    On every device, files of checkpoints and caches are from then on loaded without running what they name
+    (``megatron_adapter.checkpoint.safe_loading``).
+    """
     global _installed
     if _installed is not None:
         return _installed
@@ -295,5 +299,8 @@ def install_cpu_shims() -> tuple[str, ...]:
     for shim in shims:
         if shim.phase == "after import":
             shim.apply()
+    from spare_megatron.megatron_adapter.checkpoint import safe_loading
+
+    safe_loading.install()
     _installed = tuple(shim.name for shim in shims)
     return _installed

@@ -19,6 +19,8 @@ from spare_megatron.checkpoint.convert.layout import with_vocabulary
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import load_weights
 
 PART_BYTES_MAX = 5_000_000_000
 
@@ -82,8 +84,10 @@ def _stored(folder: Path) -> dict[str, Any]:
         for path in sorted(folder.glob("*.safetensors")):
             found |= safetensors_file.tensors_of(path)
         for path in [] if found else sorted(folder.glob("pytorch_model*.bin")):
-            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            state = load_weights(path, mmap=True)
             found |= {name: _Loaded(tensor) for name, tensor in state.items()}
+    except ForbiddenPickleError as error:
+        raise ConfigError(f"{error}; do not use this model") from None
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be read: {' '.join(str(error).split())[:200]}") from error
     if not found:

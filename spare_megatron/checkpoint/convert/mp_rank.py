@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import argparse
 import re
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.serialization import get_safe_globals, safe_globals, set_default_mmap_options, skip_data
+from torch.serialization import set_default_mmap_options, skip_data
 
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
 from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource, entries, shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import load_weights
 
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
@@ -156,13 +157,10 @@ def _load(path: Path) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
     install_cpu_shims()
-    from spare_megatron.megatron_adapter.checkpoint.pickles import harmless_classes
-
     try:
-        wanted = [argparse.Namespace, signal.Signals, *harmless_classes()]
-        # leaving the block removes the classes that it added: those that megatron-core allowed for good must stay
-        with safe_globals([one for one in wanted if one not in get_safe_globals()]):
-            return dict(torch.load(path, map_location="cpu", mmap=True, weights_only=True))
+        return dict(load_weights(path, mmap=True))
+    except ForbiddenPickleError as error:
+        raise ConfigError(f"{error}; give a checkpoint that Megatron wrote") from None
     except Exception as error:  # torch raises many kinds for damaged files and for classes that are not allowed
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} cannot be read: {reason}; give a checkpoint that Megatron wrote") from error
@@ -191,7 +189,7 @@ def write(
             torch.save({**top, "model": _empty(source, rank, layout, implementation)}, folder / FILE)
     files = {rank: rank_directory(directory, *rank, layout) / FILE for rank in ranks}
     with _shared_mappings():
-        states = {rank: torch.load(path, mmap=True, weights_only=False)["model"] for rank, path in files.items()}
+        states = {rank: _load(path)["model"] for rank, path in files.items()}
     for entry in entries(source.shape):
         parts = cut(source.read(entry), entry, layout.tensor)
         for rank in ranks:

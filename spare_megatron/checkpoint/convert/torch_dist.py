@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -41,6 +41,8 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries, shape_of_args
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
 
 CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
 ENGINE_MODULES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
@@ -86,8 +88,11 @@ class TorchDistSource:
         self.args = vars(common["args"])
         self.shape = shape_of_args(self.args, str(directory))
         self.iteration = int(common.get("iteration", 1))
-        self._reader = FileSystemReader(str(directory))
-        self._metadata = self._reader.read_metadata()
+        self._reader = SafeReader(str(directory))
+        try:
+            self._metadata = self._reader.read_metadata()
+        except ForbiddenPickleError as error:
+            raise ConfigError(f"{error}; do not use this checkpoint") from None
         self._reader.set_up_storage_reader(self._metadata, True)
 
     def read(self, entry: Entry) -> torch.Tensor:

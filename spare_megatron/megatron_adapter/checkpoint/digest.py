@@ -11,10 +11,12 @@ import warnings
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint import load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 
@@ -25,7 +27,9 @@ def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str
     """
     install_cpu_shims()
     try:
-        metadata = FileSystemReader(str(directory)).read_metadata()
+        metadata = read_metadata(Path(directory))
+    except ForbiddenPickleError as error:
+        raise ConfigError(f"{error}; do not use this checkpoint") from None
     except Exception as error:  # a damaged pickle may raise anything
         raise ConfigError(
             f"{directory} has no readable checkpoint in torch_dist format ({type(error).__name__}); "
@@ -45,7 +49,7 @@ def digest(directory: str | Path, *, optimizer: bool = False) -> str:
         tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            load({name: tensor}, storage_reader=FileSystemReader(str(directory)), no_dist=True)
+            load({name: tensor}, storage_reader=SafeReader(str(directory)), no_dist=True)
         total.update(f"{name} {entry.properties.dtype} {tuple(entry.size)}\n".encode())
         total.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return total.hexdigest()

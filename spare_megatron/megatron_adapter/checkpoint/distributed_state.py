@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint import load as read
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
@@ -34,6 +33,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import main_copies
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
 from spare_megatron.megatron_adapter.model.replica import Replica
 
 RESHARDABLE = "fully_reshardable"
@@ -114,7 +114,7 @@ def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
     """
     told = []
     optimizers = replica.optimizer.chained_optimizers
-    stored = FileSystemReader(str(directory)).read_metadata().state_dict_metadata
+    stored = read_metadata(directory).state_dict_metadata
     for number, plain in enumerate(optimizers):
         experts = any(group["is_expert_parallel"] for group in plain.param_groups)
         rank, size = _model_parallel_rank(experts)
@@ -194,7 +194,7 @@ def _fill(
         values = torch.empty(numel, dtype=torch.float32)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            read({f"{key}.{name}": values}, storage_reader=FileSystemReader(str(directory)), no_dist=True)
+            read({f"{key}.{name}": values}, storage_reader=SafeReader(str(directory)), no_dist=True)
         for main, start in inside:
             target = main.data if name == "param" else optimizer.state[main][name]
             target.copy_(values[start : start + main.numel()].view(main.shape))

@@ -43,6 +43,8 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
+from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
+from spare_megatron.megatron_adapter.checkpoint.safe_loading import check_extra_states
 from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
@@ -165,11 +167,18 @@ def load(
         if optimizer and form != BUCKETS:
             state[_HERE] = here
         state = dist_checkpointing.load(state, str(directory), strict=strictness)
-    except (CheckpointException, CheckpointingException, KeyError, ValueError, RuntimeError, OSError) as error:
+        for name, _ in _modules(replica):
+            check_extra_states(state[name], directory)
+    except (
+        *(CheckpointException, CheckpointingException, ForbiddenPickleError),
+        *(KeyError, ValueError, RuntimeError, OSError),
+    ) as error:
         first = next(iter(error.failures.values()))[0] if isinstance(error, CheckpointException) else error
         reason = " ".join(str(first).split())[:_REASON_CHARS]
         failed = ConfigError(
-            f"{directory} cannot be loaded into this model: {reason}; "
+            f"{directory} cannot be loaded: {reason}; do not use this checkpoint"
+            if isinstance(first, ForbiddenPickleError)
+            else f"{directory} cannot be loaded into this model: {reason}; "
             "give the flags of the model that it was saved from"
         )
         failed.__cause__ = error
@@ -263,6 +272,8 @@ def _stored(directory: Path) -> Mapping[str, Any]:
 
 
 def _unreadable(directory: Path, error: Exception) -> ConfigError:
+    if isinstance(error, ForbiddenPickleError):
+        return ConfigError(f"{error}; do not use this checkpoint")
     reason = " ".join(str(error).split())[:_REASON_CHARS] or type(error).__name__
     return ConfigError(f"{directory} cannot be read: {reason}; use an older checkpoint")
 

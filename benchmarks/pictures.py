@@ -152,7 +152,8 @@ def _shoot(browser: Any, path: Path, height: int = 0) -> None:
 def _shoot_terminal(browser: Any, run_dir: RunDirectory, scratch: Path) -> None:
     """What spare-status --watch shows."""
     console = Console(record=True, width=120, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
-    console.print(screen(RunFiles(run_dir).look(), time.time()))
+    files = RunFiles(run_dir)
+    console.print(screen(files.look(), files.now_s()))
     scratch.write_text(f"<body style='margin:0'>{TERMINAL}{console.export_html(code_format='{code}')}</pre>")
     browser.get(scratch.as_uri())
     _keep(browser.find_element("css selector", "pre").screenshot_as_png, DOCS / "status.png")

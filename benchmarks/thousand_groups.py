@@ -107,7 +107,7 @@ class PlayedJob:
         player.stdin.write(f"die {group} {moment * STEP_S}\n")
         player.stdin.flush()
         died_s = float(player.stdout.readline())
-        exited = pb.Exited(group=group, incarnation=0, position=3, status=-9, time_unix_s=time.time())
+        exited = pb.Exited(group=group, incarnation=0, position=3, status=-9)
 
         async def tell() -> None:
             async with open_channel(self.address, self.token, 30.0) as channel:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.watch.job_texts import left_out_text, wall_time_line
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.run_files import RunFiles, file_age_s
 from spare_megatron.watch.status_texts import status_text
 from spare_megatron.watch.waiting_counts import waiting_counts
 from spare_megatron.watch.wall_time import WallTime
@@ -47,7 +46,7 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
         raise ConfigError(f"{run_dir.path} has no status.json; give the --run-dir of a job that has been started")
     return {
         **status,
-        "age_s": round(time.time() - status["time_unix_s"], 1),
+        "age_s": round(file_age_s(run_dir.status), 1),
         "summary": read_json(run_dir.summary),
         "waiting": waiting_counts(run_dir),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,7 +39,7 @@ def watch(files: RunFiles) -> None:
         with Live(auto_refresh=False) as live:
             for found in looks(files, picture):
                 live.update(
-                    Text(str(found)) if isinstance(found, ConfigError) else screen(found, time.time()), refresh=True
+                    Text(str(found)) if isinstance(found, ConfigError) else screen(found, files.now_s()), refresh=True
                 )
 
 

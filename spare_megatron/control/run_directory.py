@@ -63,6 +63,7 @@ class RunDirectory:
         self.standbys = self.path / "standbys"
         self.stage = self.path / "stage"
         self.notices = self.logs / "notices.log"
+        self.clock = self.path / "clock.json"
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
@@ -322,5 +323,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         text = path.read_text()
     except FileNotFoundError:
         return None
-    plain: dict[str, Any] = json.loads(text)
+    plain = json.loads(text)
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path} holds a {type(plain).__name__} and no JSON object")
     return plain

@@ -6,7 +6,6 @@ A timer only makes an event; the machine decides, and the decision is in the jou
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 from spare_megatron.config.exits import PLANNED, SIGNAL_REASON, ExitCode
@@ -17,8 +16,9 @@ from spare_megatron.controller.messages import Event, StartupOver, StopRequested
 class Deadlines:
     """The timers of one life of the job."""
 
-    def __init__(self, state: Callable[[], State], decide: Callable[[Event], None]) -> None:
-        self._state, self._decide = state, decide
+    def __init__(self, state: Callable[[], State], decide: Callable[[Event], None], clock: Callable[[], float]) -> None:
+        """``clock`` is that of the records."""
+        self._state, self._decide, self._clock = state, decide, clock
 
     def expect_all(self, waited_s: float) -> None:
         """Let a job that forms wait for its groups for ``waited_s`` at most."""
@@ -40,7 +40,7 @@ class Deadlines:
                 self._decide(StopRequested(f"the job has run for {duration_s / 60:g} minutes"))
 
         if duration_s:
-            asyncio.get_running_loop().call_later(max(0.0, began_unix_s + duration_s - time.time()), over)
+            asyncio.get_running_loop().call_later(max(0.0, began_unix_s + duration_s - self._clock()), over)
 
 
 def exit_code_of(outcome: str, reason: str) -> ExitCode:

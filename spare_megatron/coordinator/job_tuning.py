@@ -82,6 +82,11 @@ class JobTuning:
         """When the choice was made, and how many steps had been committed by then."""
         self._changed = False
 
+    @property
+    def recorded_s(self) -> float:
+        """The time of the newest record; 0 before there is one."""
+        return self._last_s
+
     def begin(self, wishes: Tuning) -> None:
         """The job, and what it leaves to be decided, is known."""
         self._wishes = wishes

@@ -18,12 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.control.run_directory import RunDirectory, write_json
+from spare_megatron.control.steady_clock import SteadyClock, process_age_s
 from spare_megatron.controller.machine import State
 from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.controller.saves import is_emergency
@@ -50,15 +49,16 @@ YOUNG_S = 600.0
 class Records:
     """Everything the coordinator writes beside its journal."""
 
-    def __init__(self, run_dir: RunDirectory) -> None:
-        self._run_dir, self.side = run_dir, SideFiles(say)
+    def __init__(self, run_dir: RunDirectory, clock: Callable[[], float] | None = None) -> None:
+        """``clock`` says the time of records, seconds since 1970."""
+        self._run_dir, self.side, self._clock = run_dir, SideFiles(say), clock or SteadyClock(run_dir)
         self._metrics: AppendedFile | None = None
         self._unwritten: list[bytes] = []
         """Lines of metrics.jsonl that are not in the file yet."""
         newest = deque(metrics_lines(run_dir.metrics), maxlen=1)
         self._last_line: Mapping[str, Any] = newest[0] if newest else {}
         written = (newest[0]["life"], newest[0]["step"]) if newest else (0, -1)
-        self.book = MetricsBook(written=written, started_unix_s=_process_began_s())
+        self.book = MetricsBook(written=written, started_unix_s=_process_began_s(self._clock()))
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None
@@ -70,7 +70,7 @@ class Records:
         self._status_s = 0.0
         """When that was."""
         self._pause_s = PAUSE_S
-        self.life_began_unix_s = time.time()
+        self.life_began_unix_s = self._clock()
         self._withdrawals: set[tuple[int, int]] = set()
         """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._relieved = False
@@ -188,7 +188,7 @@ class Records:
     def write_status(self, state: State, watched: Callable[[], Mapping[str, Any]] = dict, force: bool = False) -> None:
         """Replace status.json: at once where it is about more than the next step; for steps, and for ``watched``, which
         changes all the time, now and then."""
-        now_s, (known, line) = round(time.time(), 3), self._status_of
+        now_s, (known, line) = round(self._clock(), 3), self._status_of
         if not force and known is not None and _told_at_once(state) == _told_at_once(known):
             trains = state.phase in ("running", "ending")
             changed = state is not known or self._last_line is not line
@@ -305,10 +305,8 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _process_began_s() -> float:
-    """When this process began, seconds since 1970; infinity where the system does not say, or cannot be believed."""
-    try:
-        began_s = psutil.Process().create_time()
-    except (psutil.Error, OSError, RuntimeError):
-        return math.inf
-    return began_s if 0 <= time.time() - began_s < YOUNG_S else math.inf
+def _process_began_s(now_s: float) -> float:
+    """When this process began, by the clock that says ``now_s``; infinity where the system does not say, or cannot be
+    believed."""
+    age_s = process_age_s()
+    return now_s - age_s if 0 < age_s < YOUNG_S else math.inf

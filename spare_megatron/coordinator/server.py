@@ -34,6 +34,7 @@ from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.channel import COORDINATOR, security_of, serve
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.control.steady_clock import SteadyClock
 from spare_megatron.control.stop_signals import stop_signals
 from spare_megatron.controller.assign_native import compiled_chains
 from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
@@ -120,8 +121,9 @@ class Coordinator:
         compiled_chains()  # what is loaded later may find no file descriptor
         self._security = security_of(self._dir, options.tls_dir, create=True)
         self._streams, self._addresses = Streams(), RingAddresses()
-        self._records = Records(self._dir)
-        self._tuning = JobTuning(time.time())
+        self._clock = SteadyClock(self._dir)
+        self._records = Records(self._dir, self._clock)
+        self._tuning = JobTuning(self._clock())
         self._events = JobEvents(options.on_event, self._dir.path, say)
         self._accepted = ""
         self._paces, self._lasting = Paces(), LastingPaces()
@@ -129,10 +131,11 @@ class Coordinator:
         found = resume(self._dir.journal, self._replayed, self._recall)
         for note in found.notes:
             say(f"{note}; more of the journal is replayed")
+        self._clock.not_before(self._tuning.recorded_s)
         self._state = found.state
         office, published = options.office, self._dir.coordinator_for_sure()
         confirm = office.confirm if office else _nobody_else
-        self._journal = Journal(self._dir.journal, found, time.time, confirm, say)
+        self._journal = Journal(self._dir.journal, found, self._clock, confirm, say)
         self._backlog = Backlog(say, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
         self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
@@ -148,7 +151,7 @@ class Coordinator:
         self._drains = DrainRequests(
             lambda: self._state, lambda: self._nothing_is_decided, self._apply, self._addresses
         )
-        self._deadlines = Deadlines(lambda: self._state, self._apply)
+        self._deadlines = Deadlines(lambda: self._state, self._apply, self._clock)
         self._over = asyncio.Event()
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
@@ -469,7 +472,7 @@ class Coordinator:
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(*vote.result.at, group, figures)
-                self._records.book.seen(group, time.time() - report.ballot.since_seen_s)
+                self._records.book.seen(group, self._clock() - report.ballot.since_seen_s)
                 self._tuning.figures(*vote.result.at, figures)
             self._apply(vote if vote.result.ok else replace(vote, failing_s=self._suspicion.failing_s()))
         elif kind == "applied":
@@ -510,7 +513,7 @@ class Coordinator:
         orderly = request.status == 0 and (self._state.stopped or ended)
         if not orderly and self._detector.lost(group, incarnation):
             loss = Loss(group, incarnation, "exited", request.position, status_words(request.status))
-            since_s = time.monotonic() - max(0.0, time.time() - request.time_unix_s)
+            since_s = time.monotonic() - max(0.0, request.age_s)
             self._suspicion.lose(Finding(loss, since_s))
         return pb.Done(opened=not self._unopened)
 

@@ -38,16 +38,18 @@ class CoordinatorClient:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def tell(self, method: str, request: object, answer: Any = pb.Done) -> Any:
+    async def tell(self, method: str, request: object | Callable[[], object], answer: Any = pb.Done) -> Any:
         """Call ``method`` until the coordinator, which may be restarted meanwhile, answers. Returns its answer, a
-        message of type ``answer``; None when the life was over first."""
+        message of type ``answer``; None when the life was over first. A ``request`` that depends on when it is sent is
+        made anew for each call."""
         backoff = Backoff()
         while not self._over():
             published = self._dir.coordinator()
             if published is not None:
                 try:
                     async with open_channel(published.address, self._security, TELL_S) as channel:
-                        return await call_once(channel, method, self._security, request, TELL_S, answer)
+                        made = request() if callable(request) else request
+                        return await call_once(channel, method, self._security, made, TELL_S, answer)
                 except grpc.aio.AioRpcError:
                     pass
             await backoff.wait()

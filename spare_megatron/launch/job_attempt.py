@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
@@ -272,15 +273,14 @@ class Life:
             incarnation=start.incarnation,
             position=position,
             status=status,
-            time_unix_s=time.time(),
         )
-        self._client.beside(self._report(exited, start))
+        self._client.beside(self._report(exited, start, time.monotonic()))
         self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
-    async def _report(self, exited: pb.Exited, lost: GroupStart) -> None:
+    async def _report(self, exited: pb.Exited, lost: GroupStart, ended_s: float) -> None:
         """Report an exit, by which a start of a group is lost, and bring the group back. After the last exit of all,
         the coordinator ends the job; a job that never began is ended here."""
-        telling = asyncio.ensure_future(self._client.tell("ReportExit", exited))
+        telling = asyncio.ensure_future(self._client.tell("ReportExit", partial(_with_age, exited, ended_s)))
         try:
             while not telling.done():
                 await asyncio.wait({telling}, timeout=NO_RANKS_S)
@@ -355,3 +355,10 @@ class Life:
         path = self._dir.processes
         waiting = [(one.name, one.position, one.child.pid) for one in (*self._standbys.waiting, *self._warm.waiting)]
         self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed(), waiting))
+
+
+def _with_age(exited: pb.Exited, ended_s: float) -> pb.Exited:
+    """The report as it is sent now: hosts have clocks of their own, so it says for how long the process has been
+    gone."""
+    exited.age_s = time.monotonic() - ended_s
+    return exited

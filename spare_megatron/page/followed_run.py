@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -38,7 +37,7 @@ class FollowedRun:
         with self._at_work:
             try:
                 self._picture = self._files.look()
-                frame, self.trouble = self._drawing.frame(self._picture, time.time()), ""
+                frame, self.trouble = self._drawing.frame(self._picture, self._files.now_s()), ""
             except ConfigError as error:
                 self.trouble = str(error)
                 frame = replace(self._seen, head={**self._seen.head, "tone": "bad", "lines": (self.trouble,)})

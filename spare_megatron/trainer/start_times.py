@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import time
-
-from spare_megatron.control.orphan_reaper import start_time
-
-
-def age_s() -> float:
-    """How long ago this process began; 0 where the system does not say."""
-    ticks = start_time(os.getpid())
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+from spare_megatron.control.steady_clock import process_age_s
 
 
 class StartTimes:
@@ -22,7 +13,7 @@ class StartTimes:
 
     def done(self, part: str) -> None:
         """``part`` has ended."""
-        self._parts.append((part, age_s() - sum(seconds for _, seconds in self._parts)))
+        self._parts.append((part, process_age_s() - sum(seconds for _, seconds in self._parts)))
 
     @property
     def sentence(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,8 @@ class RunFiles:
                 f"{run_dir.path} has no status.json and no journal.jsonl; give the --run-dir of a job that has been "
                 "started"
             )
+        self._status_seen: tuple[Mapping[str, Any], float] = ({}, 0.0)
+        """The newest status, and when it was written, by this process's clock."""
         self._begin()
 
     def _begin(self) -> None:
@@ -72,9 +75,21 @@ class RunFiles:
             raise ConfigError(f"{error.filename or self._dir.path} cannot be read: {words(error)}") from None
         status = glance(self._dir.status)
         if status is not None:
+            self._note_age(status)
             self._picture.status = {**status, "waiting": waiting_counts(self._dir)}
         self._picture.job = self._job() or self._picture.job
         return self._picture
+
+    def now_s(self) -> float:
+        """The time of now by the clock of the job's records: that of the newest status, and what has passed since. So
+        this host's wall clock is not compared with the coordinator's."""
+        status, written_s = self._status_seen
+        return float(status.get("time_unix_s", 0.0)) + time.monotonic() - written_s if status else time.time()
+
+    def _note_age(self, status: Mapping[str, Any]) -> None:
+        known, _ = self._status_seen
+        if status != known:
+            self._status_seen = status, time.monotonic() - (0.0 if known else file_age_s(self._dir.status))
 
     def lines(self, left_out: Callable[[int], None] = lambda _: None) -> Iterator[Mapping[str, Any]]:
         """All lines of metrics.jsonl that are there now, from the first one on; at the end ``left_out`` gets the number
@@ -108,6 +123,14 @@ class RunFiles:
             self._place = place
             if record is not None:
                 yield record
+
+
+def file_age_s(path: Path) -> float:
+    """How long ago a file was written, in seconds, as far as its file system's clock says."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
 OF_A_JOB = {
     *(
         "accepted.json",
+        "clock.json",
         "coordinator.err",
         "coordinator.json",
         "coordinator.log",

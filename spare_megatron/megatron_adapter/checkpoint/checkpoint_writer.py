@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-import pickle
+import pickle  # to write .metadata, which torch reads as a pickle
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field

@@ -21,6 +21,7 @@ from spare_megatron.checkpoint.folder import (
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
+from spare_megatron.config.version_flag import add_version
 
 EXAMPLE = """examples:
   spare-checkpoint digest checkpoints/            sha256 of the weights of the last good checkpoint
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "spare-checkpoint", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_version(made)
     made.add_argument(
         "action",
         choices=("digest", "verify", "inspect"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.version_flag import add_version
 
 if TYPE_CHECKING:
     from spare_megatron.checkpoint.convert.conversion import Wish
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(made)
     add = made.add_argument
     add("--model-type", required=True, choices=("GPT", "BERT"), help="GPT stands for every decoder")
     add("--loader", default="megatron", choices=sorted(LOADERS), help="hf (or llama_mistral, mixtral_hf) reads a "

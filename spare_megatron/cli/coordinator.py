@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
@@ -29,6 +30,7 @@ EXAMPLE = "example: spare-coordinator --listen 127.0.0.1:0 --run-dir runs/first"
 def parser() -> argparse.ArgumentParser:
     """The parser of the command's flags."""
     made = argparse.ArgumentParser("spare-coordinator", description=__doc__, epilog=EXAMPLE)
+    add_version(made)
     made.add_argument(
         "--listen",
         default="127.0.0.1:0",

@@ -21,6 +21,7 @@ import grpc
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import call_once, open_channel, security_of
 from spare_megatron.control.run_directory import RunDirectory, glance
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "spare-drain", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_version(made)
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
     made.add_argument("--group", type=_group, action="append", default=[], metavar="G", help="a group; may be repeated")
     made.add_argument("--node", default="", metavar="HOST", help="all groups with a rank on this node")

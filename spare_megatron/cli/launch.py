@@ -23,6 +23,7 @@ from spare_megatron.cli.script_imports import check_imports
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
@@ -46,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "spare-launch", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_version(made)
     made.add_argument(
         "--num-groups", type=int, required=True, metavar="N", help="number of groups, each a model replica"
     )

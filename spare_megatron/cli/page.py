@@ -16,6 +16,7 @@ from pathlib import Path
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.host_port import join_address
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.page.followed_run import FollowedRun, names_of
 from spare_megatron.page.page_door import listen_address, read_token
@@ -27,6 +28,7 @@ EXAMPLE = "example: spare-page runs/first --listen 127.0.0.1:8080"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-page", description=__doc__, epilog=EXAMPLE)
+    add_version(made)
     made.add_argument("run_dirs", metavar="RUN_DIR", nargs="+", help="the --run-dir of a job")
     made.add_argument(
         "--listen",

@@ -17,6 +17,7 @@ from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.spare import SpareConfig
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.theory.reduction_cost import ACCUMULATOR_BYTES
@@ -45,6 +46,7 @@ COLUMNS = (
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-plan", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
+    add_version(made)
     add = made.add_argument
     add("--gpus", type=int, required=True, help="number of GPUs of the cluster that train")
     add(
@@ -83,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
         "--standby-groups-max",
         type=int,
         metavar="N",
-        help=f"most standby groups that are tried (default: {SHARE_MAX:.0%} of the groups that train)",
+        help=f"most standby groups that are tried (default: {SHARE_MAX:.0%}% of the groups that train)",
     )
     add(
         "--standby-price",

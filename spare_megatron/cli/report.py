@@ -15,6 +15,7 @@ from types import FrameType
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.stop_signals import stop_signals
 from spare_megatron.coordinator.journal_parts import beside
@@ -31,6 +32,7 @@ EXAMPLE = "example: spare-report runs/first -o first.html"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-report", description=__doc__, epilog=EXAMPLE)
+    add_version(made)
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
     made.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN_DIR/report.html")
     return made

@@ -24,6 +24,7 @@ from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
@@ -54,6 +55,7 @@ _D = _Defaults(Cluster(1), Policy())
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-simulate", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
+    add_version(made)
     add = made.add_argument
     add(
         "--policy",

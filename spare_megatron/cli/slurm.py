@@ -26,6 +26,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
 from spare_megatron.config.plural import counted
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
@@ -53,6 +54,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         "spare-slurm", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_version(made)
     made.add_argument(
         "--run-dir",
         metavar="DIR",

@@ -11,6 +11,7 @@ from typing import Any
 from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.watch.job_texts import left_out_text, wall_time_line
 from spare_megatron.watch.run_files import RunFiles, file_age_s
@@ -24,6 +25,7 @@ EXAMPLE = "example: spare-status runs/first --json"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-status", description=__doc__, epilog=EXAMPLE)
+    add_version(made)
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
     how = made.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="print one JSON object")

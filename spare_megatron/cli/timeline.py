@@ -15,6 +15,7 @@ from pathlib import Path
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory
 
 EXAMPLE = "example: spare-timeline runs/first -o first.pftrace"
@@ -23,6 +24,7 @@ EXAMPLE = "example: spare-timeline runs/first -o first.pftrace"
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-timeline", description=__doc__, epilog=EXAMPLE)
+    add_version(made)
     made.add_argument("run_dir", metavar="RUN_DIR", help="the --run-dir of the job")
     made.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN_DIR/timeline.pftrace")
     return made

@@ -23,6 +23,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag
 from spare_megatron.config.plural import counted
 from spare_megatron.config.sections import TokenizerConfig
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.data.preprocess.encode import EncodedBlock, WorkerLostError, encoded
 from spare_megatron.data.preprocess.text_files import blocks, check_inputs, inputs_of
 from spare_megatron.data.preprocess.token_files import EncodingProgress, Output, progress_of
@@ -93,6 +94,7 @@ def parse(words: Sequence[str]) -> Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     for title, cls in (("input and output", PreprocessConfig), ("tokenizer", TokenizerConfig)):
         docs, group = docs_of(cls), parser.add_argument_group(title)
         for spec in specs_of("tokenizer", cls):

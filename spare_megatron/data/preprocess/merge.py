@@ -17,6 +17,7 @@ import numpy as np
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
+from spare_megatron.config.version_flag import add_version
 from spare_megatron.data.data_files import HEADER_BYTES, DataFile, check_file
 from spare_megatron.data.preprocess.token_files import WRITE_BYTES, write_index
 
@@ -35,6 +36,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     parser.add_argument("--input", required=True, help="directory of the pairs of files")
     parser.add_argument("--output-prefix", required=True, help="name of the new pair, without .bin")
     parser.add_argument("--multimodal", action="store_true", help="the pairs also hold the mode of each sequence")

@@ -1,0 +1,62 @@
+"""Every command prints its help and its version: argparse formats help texts only when somebody asks for them, so that
+a bare % in one is found by nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.cli import convert
+from spare_megatron.data.preprocess import command, merge
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+MAINS = {name: importlib.import_module(place.partition(":")[0]).main for name, place in PROJECT["scripts"].items()}
+MAINS |= {
+    "tools/preprocess_data.py": command.main,
+    "tools/merge_datasets.py": merge.main,
+    "tools/checkpoint/convert.py": convert.main,
+}
+SCRIPTS = ("pretrain_gpt.py", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").rglob("*.py")))
+
+
+def test_every_command_of_the_package_is_here() -> None:
+    modules = {
+        path.stem for path in (ROOT / "spare_megatron" / "cli").glob("*.py") if "\ndef main(" in path.read_text()
+    }
+    assert modules == {main.__module__.rpartition(".")[2] for main in MAINS.values()} - {"command", "merge"}
+
+
+@pytest.mark.parametrize("name", MAINS)
+def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("40", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        with pytest.raises(SystemExit) as ended:
+            MAINS[name](["--help"])
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        assert said.startswith("usage: ")
+        assert "--version" in said
+    with pytest.raises(SystemExit) as ended:
+        MAINS[name](["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(rf"{re.escape(name)} \(spare_megatron \S.*\)\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help_of_a_script(script: str) -> None:
+    done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: ")
+
+
+def test_the_default_of_plan_is_written_with_its_sign(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        MAINS["spare-plan"](["--help"])
+    assert re.search(r"\(default:\s+4%\s+of\s+the\s+groups\s+that\s+train\)", capsys.readouterr().out)

@@ -144,6 +144,10 @@ class BatchPlan:
             steps = _steps_until(consumed, size, following[0])
             step, consumed = step + steps, consumed + steps * size
 
+    def samples_of(self, steps: int) -> int:
+        """Number of samples in the first ``steps`` steps of the job; below 0 for a negative number."""
+        return self.schedule().consumed_before(steps + 1)
+
     @property
     def changes(self) -> bool:
         """Whether flags ask for batches of several sizes."""

@@ -26,6 +26,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import DataFile
+from spare_megatron.flags.batch_flags import train_samples
 from spare_megatron.flags.blends import blends
 
 log = logging.getLogger(__name__)
@@ -47,12 +48,12 @@ class Datasets:
 
 
 def sample_counts(train_iters: int, args: Namespace) -> tuple[int, int, int]:
-    """Numbers of samples that a job draws for training, validation and test, as Megatron counts them."""
+    """Numbers of samples that a job draws for training, validation and test, as Megatron counts them; training's along
+    the job's plan of batches."""
     batch, rounds = args.global_batch_size, 1
     if args.eval_interval is not None:
         rounds += train_iters // args.eval_interval
-    train = args.train_samples or train_iters * batch
-    return train, rounds * args.eval_iters * batch, args.eval_iters * batch
+    return train_samples(args), rounds * args.eval_iters * batch, args.eval_iters * batch
 
 
 def build_datasets(

@@ -59,7 +59,17 @@ def resolve_largest(ns: Namespace, data_parallel: int) -> None:
 
 def batch_plan(ns: Namespace, shape: JobShape) -> BatchPlan:
     """The plan of batch sizes, step by step."""
-    unit = shape.num_groups * shape.microbatch_samples
+    return _plan(ns, shape.num_groups * shape.microbatch_samples)
+
+
+def train_samples(ns: Namespace) -> int:
+    """Number of samples of a job with these resolved flags, from its first step to its last: as given, or those of
+    --train-iters steps along its plan of batches."""
+    plan = _plan(ns, ns.data_parallel_size * ns.micro_batch_size)
+    return int(ns.train_samples or plan.samples_of(ns.train_iters))
+
+
+def _plan(ns: Namespace, unit: int) -> BatchPlan:
     ramp, round_down = ns.rampup_batch_size, ns.decrease_batch_size_if_needed
     return BatchPlan(ns.global_batch_size, unit, ramp, round_down, points_of(ns))
 

@@ -11,6 +11,7 @@ import math
 from argparse import Namespace
 from typing import Any
 
+from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import WorldHint
 from spare_megatron.config.plural import counted
@@ -345,13 +346,16 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
         )
 
 
-def scheduler_fields(ns: Namespace) -> dict[str, Any]:
-    """Arguments of megatron-core's OptimizerParamScheduler after the optimizer; lengths are in samples."""
+def scheduler_fields(ns: Namespace, batches: BatchPlan) -> dict[str, Any]:
+    """Arguments of megatron-core's OptimizerParamScheduler after the optimizer; lengths are in samples.
+
+    Flags in iterations become the samples of these iterations along the plan of batches; the phases of warm-up and
+    decay begin with the job's first step, and the last one of WSD ends with the decay."""
     if ns.train_samples is None:
-        batch = ns.global_batch_size
-        decay = (ns.lr_decay_iters or ns.train_iters) * batch
-        total, warmup = ns.train_iters * batch, ns.lr_warmup_iters * batch
-        wsd = None if ns.lr_wsd_decay_iters is None else ns.lr_wsd_decay_iters * batch
+        decay_steps, wsd_steps = ns.lr_decay_iters or ns.train_iters, ns.lr_wsd_decay_iters
+        decay, total = batches.samples_of(decay_steps), batches.samples_of(ns.train_iters)
+        warmup = batches.samples_of(ns.lr_warmup_iters)
+        wsd = None if wsd_steps is None else decay - batches.samples_of(decay_steps - wsd_steps)
     else:
         decay, total = ns.lr_decay_samples or ns.train_samples, ns.train_samples
         warmup, wsd = ns.lr_warmup_samples, ns.lr_wsd_decay_samples

@@ -75,7 +75,7 @@ def scalars(line: Mapping[str, Any], job: JobDescription, batch_size: int | None
     step_time_s = float(line["step_time_s"])
     values["iteration-time"] = step_time_s
     if job.flops_per_step and step_time_s:
-        values["throughput"] = throughput(job, step_time_s)
+        values["throughput"] = throughput(job, step_time_s, values["batch-size"])
     for key in _SPARE:
         values[f"spare/{key}"] = float(line[key])
     for key, value in (line.get("recovery") or {}).items():

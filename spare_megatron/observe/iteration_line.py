@@ -47,7 +47,7 @@ class IterationLines:
         self._reset()
 
     def _reset(self) -> None:
-        self._time_s, self._steps, self._skipped = 0.0, 0, 0
+        self._time_s, self._steps, self._samples, self._skipped = 0.0, 0, 0, 0
         self._sums: dict[str, float] = {}
         self._counts: dict[str, int] = {}
         self._recovered: list[Mapping[str, Any]] = []
@@ -56,6 +56,7 @@ class IterationLines:
         """Take one line of metrics.jsonl; return the text to print when its step ends an interval, else None."""
         job = self._job
         self._steps += 1
+        self._samples += self.batch_size(line["step"])
         self._time_s += line["step_time_s"]
         skipped = bool(line.get("skipped"))
         self._skipped += skipped
@@ -88,7 +89,8 @@ class IterationLines:
             f" elapsed time per iteration (ms): {per_step_s * 1000.0:.1f}",
         ]
         if job.flops_per_step and per_step_s:
-            fields.append(f" throughput per GPU (TFLOP/s/GPU): {throughput(job, per_step_s):.1f}")
+            figure = throughput(job, self._time_s, self._samples)
+            fields.append(f" throughput per GPU (TFLOP/s/GPU): {figure:.1f}")
         if line.get("lr") is not None:
             fields.append(f" learning rate: {line['lr']:.6E}")
         fields.append(f" global batch size: {self.batch_size(step):5d}")
@@ -111,6 +113,6 @@ class IterationLines:
         return " |".join(fields) + " |"
 
 
-def throughput(job: JobDescription, step_time_s: float) -> float:
-    """TFLOP/s of one rank."""
-    return job.flops_per_step / step_time_s / max(1, job.world_size) / 1e12
+def throughput(job: JobDescription, step_time_s: float, samples: float) -> float:
+    """TFLOP/s of one rank in a step of ``samples`` samples: ``flops_per_step`` are the operations of a full batch."""
+    return samples / job.global_batch_size * job.flops_per_step / step_time_s / max(1, job.world_size) / 1e12

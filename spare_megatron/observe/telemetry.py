@@ -72,7 +72,9 @@ class Telemetry:
         if took_s > 0:
             self._took_ms.record(1000 * took_s)
             known["tokens_per_sec"] = line["tokens"] / took_s if line.get("tokens") else None
-            known["throughput_tflops"] = throughput(self._job, took_s) if self._job.flops_per_step else None
+            if self._job.flops_per_step:
+                samples = self._job.batch_schedule(0).size(int(line["step"]))
+                known["throughput_tflops"] = throughput(self._job, took_s, samples)
         for name, value in known.items():
             if value is not None and math.isfinite(value):
                 self._gauges[name].set(value)

@@ -214,7 +214,7 @@ def job_of(
     namespace: Namespace, shape: JobShape, place: Place, words: tuple[str, ...], notes: tuple[str, ...] = ()
 ) -> JobArguments:
     """The frozen sections of a resolved namespace; ``notes``: what else the job says when it starts."""
-    taken = namespace.spare_taken
+    taken, batches = namespace.spare_taken, batch_plan(namespace, shape)
     return JobArguments(
         shape=shape,
         place=place,
@@ -230,9 +230,9 @@ def job_of(
         transformer=transformer_fields(namespace),
         optimizer=core_fields(namespace, "OptimizerConfig"),
         ddp=ddp_fields(namespace),
-        scheduler=resolve.scheduler_fields(namespace),
+        scheduler=resolve.scheduler_fields(namespace, batches),
         train_iters=namespace.train_iters,
-        batches=batch_plan(namespace, shape),
+        batches=batches,
         notes=(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,

@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.flags.blends import left_out
 
 
 def resolve_data(ns: Namespace) -> None:
@@ -21,6 +22,7 @@ def resolve_data(ns: Namespace) -> None:
             ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
     if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
         ns.split = "969, 30, 1"
+    ns.spare_notes += tuple(left_out(ns))
     if ns.dataloader_type is None:
         ns.dataloader_type = "single"
 
@@ -41,3 +43,7 @@ def read_words(path: Path, name: str) -> list[str]:
         return path.read_text().split()
     except OSError as error:
         raise ConfigError(f"{name} {path} cannot be read: {error.strerror}; give a file that exists") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{name} {path} is not text: {error.reason} at byte {error.start}; write weights and prefixes into it"
+        ) from None

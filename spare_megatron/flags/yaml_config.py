@@ -93,7 +93,11 @@ def words_of_file(path: Path, environ: Mapping[str, str]) -> list[str]:
         content = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"{FLAG} {path} cannot be read: {error.strerror}; give a file that exists") from None
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{FLAG} {path} is not text: {error.reason} at byte {error.start}; give a file of YAML"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         where = " ".join(str(error).split())
         raise ConfigError(
             f"{FLAG} {path} is not YAML: {where}; compare it with Megatron-LM's gpt_config.yaml"

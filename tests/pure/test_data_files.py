@@ -13,6 +13,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import HEADER, DataFile, check_data, check_file, check_split
 from spare_megatron.flags.blends import blend_of, blends, split_shares
+from tests.pure.flags_of_a_job import job_of
 
 
 def write_pair(prefix: Path, documents: list[list[int]], dtype: str = "uint16") -> None:
@@ -106,6 +107,51 @@ def test_bad_words_of_a_blend(words: list[str]) -> None:
         blend_of(words, "--data-path")
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nan", "a", "1", "b"], "--data-path gives a the weight nan, but weights must be positive numbers, or 0 to"),
+        (["1", "a", "inf", "b"], "--data-path gives b the weight inf, but"),
+        (["1", "a", "-0.5", "b"], "--data-path gives b the weight -0.5, but"),
+        (["0", "a", "0.0", "b"], "at least one of them must be above 0"),
+        (["1e308", "a", "1e308", "b"], "whose sum is too large for a number; give smaller ones"),
+    ],
+)
+def test_a_weight_that_is_none_is_one_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence) as error:
+        blend_of(words, "--data-path")
+    assert "\n" not in str(error.value)
+
+
+def test_a_data_file_of_weight_0_is_left_out_and_the_job_says_so(tmp_path: Path) -> None:
+    assert blend_of(["0", "a", "7", "b", "0.0", "c"], "--data-path") == (["b"], [7.0])
+    _, args = job_of("--data-path 0 a 7 b 0.0 c", drop=("--mock-data",))
+    said = [note for note in args.spare_notes if "weight 0" in note]
+    assert said == [f"--data-path: {prefix} has the weight 0 and is left out" for prefix in "ac"]
+    assert blends(args)[0] == (["b"], [7.0])
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"train": [0, "a", 1, "b"]}))
+    _, args = job_of(f"--per-split-data-args-path {path}", drop=("--mock-data",))
+    assert f"--per-split-data-args-path {path}: a has the weight 0 and is left out" in args.spare_notes
+
+
+@pytest.mark.parametrize("part", ["5", '{"a": 1}', "[[1]]", "[null]", "true"])
+def test_a_split_that_is_no_list_is_one_sentence(tmp_path: Path, part: str) -> None:
+    path = tmp_path / "split.json"
+    path.write_text(f'{{"train": {part}}}')
+    with pytest.raises(ConfigError, match="but must be a list of weights and prefixes"):
+        blends(flags(per_split_data_args_path=str(path)))
+
+
+def test_words_in_a_file_that_is_no_text_are_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "words"
+    path.write_bytes(b"1 a \xff\xfe")
+    with pytest.raises(ConfigError, match=r"--data-args-path .*words is not text: .* at byte 4"):
+        job_of(f"--data-args-path {path}", drop=("--mock-data",))
+    with pytest.raises(ConfigError, match=r"--yaml-cfg .*words is not text: .* at byte 4"):
+        job_of(f"--yaml-cfg {path}")
+
+
 def test_blends_of_each_split(tmp_path: Path) -> None:
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"train": ["0.5", "a", "0.5", "b"], "valid": "c d"}))
@@ -124,7 +170,7 @@ def test_blends_of_each_split(tmp_path: Path) -> None:
 def test_splits() -> None:
     assert split_shares("969, 30, 1") == [0.969, 0.03, 0.001]
     assert split_shares("1") == [1.0, 0.0, 0.0]
-    for text in ("", "a,b", "0,0,0", "1,2,3,4", "-1,2"):
+    for text in ("", "a,b", "0,0,0", "1,2,3,4", "-1,2", "nan,1", "inf", "1e308,1e308"):
         with pytest.raises(ConfigError, match="--split is"):
             split_shares(text)
 

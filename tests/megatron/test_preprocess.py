@@ -120,6 +120,30 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.zst"])
+def test_an_input_that_is_cut_is_one_sentence_and_leaves_nothing(
+    tmp_path: Path, name: str, workers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The cut file is the second of three, and of several frames or members; the cut is in the last one."""
+    (tmp_path / "in").mkdir()
+    for one in ("a.jsonl", "c.jsonl"):
+        write_lines(tmp_path / "in" / one, [{"text": "1 2 3"}] * 3)
+    frame = write_lines(tmp_path / name, [{"text": " ".join(str(n % 90) for n in range(m))} for m in range(1, 50)])
+    cut = tmp_path / "in" / name
+    cut.write_bytes(3 * frame.read_bytes() + frame.read_bytes()[:-5])
+    words = ["--input", str(tmp_path / "in"), "--output-prefix", str(tmp_path / "out"), *NULL, "--workers", workers]
+    assert command.main(words) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert str(cut) in said[-1]
+    assert "cut off" in said[-1]
+    assert "Traceback" not in "".join(said)
+    assert not list(tmp_path.glob("out*"))
+    cut.write_bytes(4 * frame.read_bytes())
+    assert command.main(words) == 0
+    assert sum(map(len, documents_of(tmp_path / "out_text_document"))) == 4 * sum(range(50)) + 18
+
+
 @pytest.mark.parametrize("kind", ["TikTokenizer", "HuggingFaceTokenizer"])
 def test_a_package_that_is_missing_is_named(
     tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

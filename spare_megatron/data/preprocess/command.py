@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-import zlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -209,6 +208,14 @@ class Run:
         for output in self.outputs.values():
             output.publish()
 
+    def stop(self) -> None:
+        """Close the unfinished files, and remove them where no progress file says what is good of them."""
+        if self._record.exists():
+            for output in self.outputs.values():
+                output.close()
+        else:
+            self.drop()
+
     def drop(self) -> None:
         """Remove the unfinished files, unless an earlier, interrupted run wrote a part of them."""
         if self._before:
@@ -232,12 +239,15 @@ def preprocess(args: Namespace, say: Callable[[str], None]) -> EncodingProgress:
         for block in encoded(args, blocks(run.files, args.json_keys, BLOCK_BYTES, run.progress.place)):
             run.add(block)
         run.finish()
-    except ConfigError:
-        run.drop()
-        raise
     except WorkerLostError:
         if run.outputs:
             run.keep()
+        raise
+    except (KeyboardInterrupt, OSError):  # the same command goes on from what was kept last
+        run.stop()
+        raise
+    except BaseException:
+        run.drop()
         raise
     return run.progress
 
@@ -255,8 +265,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         say(f"{PROGRAM}: {error}")
         return 2
-    except (UnicodeDecodeError, OSError, EOFError, zlib.error) as error:
-        say(f"{PROGRAM}: {error}")
+    except OSError as error:
+        say(
+            f"{PROGRAM}: {error.filename or args.output_prefix} cannot be used: {error.strerror or error}; make room "
+            "or check its rights, and give the same command again"
+        )
         return 2
     except WorkerLostError as error:
         say(f"{PROGRAM}: {error}; give the same command with fewer --workers, and it goes on where it stopped")

@@ -31,8 +31,6 @@ from spare_megatron.megatron_adapter.data.tokenizers import imports_of
 
 BLOCKS_AHEAD = 4
 """Blocks in flight for each worker, so that others still have work while one takes long."""
-UNTOKENIZABLE = (ValueError, OverflowError, TypeError, RuntimeError)
-"""What the tokenizers' libraries raise for a text that they cannot tokenize."""
 Counts = npt.NDArray[np.int32]
 Tokens = npt.NDArray[Any]
 """(tokens,), in the integer dtype that the tokenizer returns."""
@@ -101,7 +99,7 @@ class Encoder:
             document = json.loads(line.decode())
         except UnicodeDecodeError as error:
             raise ConfigError(f"{where} is not UTF-8: {error.reason} at byte {error.start}; convert the file") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON: {error}; give one object per line") from None
         found: dict[str, list[str]] = {}
         for key in self.keys:
@@ -114,7 +112,7 @@ class Encoder:
     def _encoded(self, block: Block, documents: list[tuple[int, list[str]]]) -> Encoded:
         try:
             encoded = iter(self.encode_many([part for _, texts in documents for part in texts]))
-        except UNTOKENIZABLE:
+        except Exception:
             encoded = self._one_by_one(block, documents)
         tokens: list[Tokens] = []
         lengths: list[int] = []
@@ -149,7 +147,7 @@ class Encoder:
             for text in texts:
                 try:
                     yield self.encode_many([text])[0]
-                except UNTOKENIZABLE as error:
+                except Exception as error:
                     raise ConfigError(
                         f"{block.where(at)} cannot be tokenized: {error}; correct the text or use another tokenizer"
                     ) from None

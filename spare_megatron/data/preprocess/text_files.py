@@ -23,9 +23,12 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.data.preprocess.zstd_frames import CheckedFrames
 
 PACKAGES = {".parquet": ("pyarrow.parquet", "pyarrow"), ".zst": ("zstandard", "zstandard")}
 """Suffix of a file -> (module, package) needed to read it."""
+ZSTD_WINDOW_MAX = 1 << 31
+"""The largest window of zstandard's own command, with --ultra --long=31."""
 ROWS = 1024
 """Number of rows of a Parquet file that are decoded at once."""
 
@@ -88,21 +91,48 @@ def check_inputs(words: Sequence[str]) -> None:
 def blocks(files: Sequence[Path], keys: Sequence[str], size: int, start: ReadPosition) -> Iterator[Block]:
     """The documents after position ``start``, in blocks of about ``size`` bytes.
 
-    ConfigError for a Parquet file without a column for one of ``keys``.
+    ConfigError for a file that cannot be read to its end, whatever its library raises, with the path and the last line
+    or row that was read.
     """
     for number in range(start.file, len(files)):
         path = files[number]
         source = "the input" if len(files) == 1 else str(path)
         place = start if number == start.file else ReadPosition(number)
-        if path.suffix == ".parquet":
-            yield from _rows(path, source, keys, size, place)
-        elif path.name.removesuffix(".gz").removesuffix(".zst").endswith(".txt"):
-            with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
-                line = json.dumps(dict.fromkeys(keys, text.read()))
-            yield Block(source, "", 1, line.encode(), ReadPosition(number + 1))
-        else:
-            with _opened(path) as file:
-                yield from _lines(file, source, size, place)
+        try:
+            for block in _of_file(path, source, keys, size, place):
+                place = block.end
+                yield block
+        except ConfigError:
+            raise
+        except Exception as error:  # each library of a format has its own
+            raise ConfigError(_unreadable(path, place.items, error)) from error
+
+
+def _of_file(path: Path, source: str, keys: Sequence[str], size: int, place: ReadPosition) -> Iterator[Block]:
+    if path.suffix == ".parquet":
+        yield from _rows(path, source, keys, size, place)
+    elif path.name.removesuffix(".gz").removesuffix(".zst").endswith(".txt"):
+        with _opened(path) as file, io.TextIOWrapper(file, encoding="utf-8") as text:
+            line = json.dumps(dict.fromkeys(keys, text.read()))
+        yield Block(source, "", 1, line.encode(), ReadPosition(place.file + 1))
+    else:
+        with _opened(path) as file:
+            yield from _lines(file, source, size, place)
+
+
+def _unreadable(path: Path, items: int, error: Exception) -> str:
+    """The sentence about a file of which ``items`` lines or rows were read before its library raised ``error``."""
+    if isinstance(error, UnicodeDecodeError):
+        return f"{path} is not UTF-8: {error.reason} at byte {error.start}; convert the file"
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{path} cannot be read: {error.strerror}; check its rights and its disk"
+    unit = "row" if path.suffix == ".parquet" else "line"
+    where = f"behind {unit} {items}" if items else "from its beginning on"
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return (
+        f"{path} is damaged or cut off, and cannot be read {where}: {reason}; copy the file again, make it anew, or "
+        "leave it out"
+    )
 
 
 def _lines(file: BinaryIO, source: str, size: int, place: ReadPosition) -> Iterator[Block]:
@@ -140,9 +170,13 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     with contextlib.ExitStack() as stack:
         raw = stack.enter_context(path.open("rb"))
         if path.suffix == ".gz":
+            if not path.stat().st_size:
+                raise EOFError("the file is empty, which no compressed file is")
             yield cast(BinaryIO, stack.enter_context(gzip.open(raw)))
         elif path.suffix == ".zst":
-            reader = stack.enter_context(_module(path).ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+            unpacking = _module(path).ZstdDecompressor(max_window_size=ZSTD_WINDOW_MAX)
+            checked = CheckedFrames(path, raw)
+            reader = stack.enter_context(unpacking.stream_reader(checked, read_across_frames=True))
             yield cast(BinaryIO, stack.enter_context(io.BufferedReader(reader)))
         else:
             yield raw
@@ -162,11 +196,11 @@ def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: ReadPo
             if number + len(group) <= place.items:
                 number += len(group)
                 continue
-            for row in group.to_pylist():
+            for row in _decoded(path, group, number):
                 number += 1
                 if number <= place.items:
                     continue
-                pending.append(json.dumps(row).encode())
+                pending.append(_as_json(path, row, number))
                 held += len(pending[-1])
                 if held >= size:
                     end = ReadPosition(place.file, 0, number)
@@ -174,6 +208,32 @@ def _rows(path: Path, source: str, keys: Sequence[str], size: int, place: ReadPo
                     pending, held, place = [], 0, end
         if pending:
             yield Block(source, "row", place.items + 1, b"\n".join(pending), ReadPosition(place.file + 1))
+
+
+def _decoded(path: Path, group: Any, before: int) -> list[dict[str, Any]]:
+    """The rows of a batch, of which ``before`` rows of the file come first; ConfigError names a row that is no text."""
+    try:
+        return cast(list[dict[str, Any]], group.to_pylist())
+    except UnicodeDecodeError:
+        for at in range(len(group)):
+            try:
+                group.slice(at, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                raise ConfigError(
+                    f"row {before + at + 1} of {path} is not UTF-8: {error.reason} at byte {error.start}; correct it"
+                ) from None
+        raise
+
+
+def _as_json(path: Path, row: dict[str, Any], number: int) -> bytes:
+    try:
+        return json.dumps(row).encode()
+    except (TypeError, ValueError, RecursionError):
+        key = next(key for key, value in row.items() if not isinstance(value, str))
+        raise ConfigError(
+            f"row {number} of {path} has {type(row[key]).__name__} under {key!r}, not text; convert the column to "
+            "strings of UTF-8, or name the right one with --json-keys"
+        ) from None
 
 
 def _module(path: Path) -> Any:

@@ -111,6 +111,10 @@ def _wish(options: argparse.Namespace) -> Wish:
         value = getattr(options, f"{name}_parallel_size")
         if value is not None and value < 1:
             raise ConfigError(f"--{name.replace('_', '-')}-parallel-size is {value}, but must be at least 1")
+    for name in ("true_vocab_size", "make_vocab_size_divisible_by"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
     import torch
 
     from spare_megatron.checkpoint.convert.conversion import Wish
@@ -138,9 +142,12 @@ def _vocabulary(path: Path | None) -> int | None:
     import json
 
     try:
-        return len(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--vocab-file {path} cannot be read ({error}); give a JSON vocabulary") from None
+    if not isinstance(found, dict | list) or not found:
+        raise ConfigError(f"--vocab-file {path} holds no words; give a JSON vocabulary")
+    return len(found)
 
 
 class _Progress:

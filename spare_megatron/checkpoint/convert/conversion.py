@@ -15,6 +15,7 @@ from spare_megatron.checkpoint import folder
 from spare_megatron.checkpoint.convert import hugging_face, layout, mp_rank, tokenizer_files, torch_dist
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import (
+    IDS,
     WORDS,
     Entry,
     ModelShape,
@@ -23,6 +24,7 @@ from spare_megatron.checkpoint.convert.model import (
     entries,
     flags_of_shape,
 )
+from spare_megatron.checkpoint.convert.returned_config import differs, travelled_config
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
@@ -112,12 +114,30 @@ def _iteration(load_dir: Path) -> Path:
     return load_dir / folder.iteration_name(found[0]) if found else load_dir
 
 
-def prepare(source: TensorSource, found: str, wish: Wish) -> tuple[Prepared, Layout]:
-    """The source, adapted to the wish, and the layout to write; ``found`` is the source's format."""
+def _true_rows(shape: ModelShape, origin: Path) -> int | None:
+    """Number of rows of the vocabulary that are no padding: those of the tokenizer that trained, and those with which
+    the model came, whose files are in ``origin``. None where neither is known."""
+    came = travelled_config(origin)
+    known = shape.vocab_size
+    if came is not None and not differs(came[1], shape):
+        known = max(known or 0, came[1].padded_vocab_size)
+    return None if known is None else min(known, shape.padded_vocab_size)
+
+
+def prepare(source: TensorSource, found: str, wish: Wish, origin: Path) -> tuple[Prepared, Layout]:
+    """The source, adapted to the wish, and the layout to write; ``found`` is the source's format, and ``origin`` the
+    directory of what came with the model."""
     old = source.layout if isinstance(source, mp_rank.MpRankSource) else Layout()
     new = wish.layout or old
     shape = source.shape
     known = wish.vocab_size or shape.vocab_size
+    if wish.vocab_size is not None and wish.vocab_size > shape.padded_vocab_size:
+        raise ConfigError(
+            f"--true-vocab-size {wish.vocab_size} is more than the {shape.padded_vocab_size} rows of the checkpoint; "
+            "give the number of ids of its tokenizer"
+        )
+    if found != "hf" and wish.vocab_size is None:
+        known = _true_rows(shape, origin)
     rows = shape.padded_vocab_size
     if wish.saver != "hf" and known is not None and (wish.divisible_by or found == "hf"):
         rows = layout.padded(known, wish.divisible_by or 128, new.tensor)
@@ -135,8 +155,8 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     ConfigError where the conversion is impossible.
     """
     source, found = open_source(load_dir, loader)
-    prepared, new = prepare(source, found, wish)
-    files = load_dir if found == "hf" else load_dir / tokenizer_files.FOLDER
+    files = load_dir if found == "hf" else tokenizer_files.folder_of(load_dir)
+    prepared, new = prepare(source, found, wish, files)
     total, done = sum(_bytes(entry, prepared) for entry in entries(prepared.shape)), 0
 
     def told(entry: Entry) -> None:
@@ -148,9 +168,9 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
         if any(save_dir.glob("*.safetensors")):
             raise ConfigError(f"--save-dir {save_dir} already has a model; give an empty directory")
         prepared.folder = files
-        hugging_face.write(prepared, save_dir, wish.hf_kind, told, wish.part_bytes)
+        notes = hugging_face.write(prepared, save_dir, wish.hf_kind, told, wish.part_bytes)
         travelled = tokenizer_files.copy(files, save_dir, config=False)
-        return _sentence(found, "hf", prepared, save_dir, travelled)
+        return "; ".join([_sentence(found, "hf", prepared, save_dir, travelled), *notes])
     directory = save_dir / folder.iteration_name(prepared.iteration)
     if directory.exists():
         raise ConfigError(f"{directory} exists already; give another --save-dir")
@@ -159,11 +179,15 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     partial.parent.mkdir(parents=True, exist_ok=True)
     travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
     args = _args(prepared, new, wish, save_dir)
-    if wish.saver == "torch_dist":
-        torch_dist.write(prepared, partial, args, new, told)
-        folder.write_manifest(partial, entries_of(partial))
-    else:
-        mp_rank.write(prepared, partial, args, new, wish.implementation, told)
+    try:
+        if wish.saver == "torch_dist":
+            torch_dist.write(prepared, partial, args, new, told)
+            folder.write_manifest(partial, entries_of(partial))
+        else:
+            mp_rank.write(prepared, partial, args, new, wish.implementation, told)
+    except BaseException:
+        folder.discard_partials(save_dir)
+        raise
     folder.publish(partial, save_dir, prepared.iteration)
     folder.discard_partials(save_dir)
     words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))
@@ -181,6 +205,8 @@ def _args(source: Prepared, new: Layout, wish: Wish, save_dir: Path) -> Mapping[
     values = {**source.args, **args_of_shape(source.shape, dtype, new.tensor, new.pipeline, new.expert)}
     for name in ("consumed_train_samples", "consumed_valid_samples", "seq_length"):
         values[name] = source.args.get(name, values[name])
+    values["vocab_size"] = source.args.get("vocab_size", source.shape.vocab_size)
+    values[IDS] = source.shape.vocab_size
     values["virtual_pipeline_model_parallel_size"] = values["num_layers_per_virtual_pipeline_stage"] = None
     values["sequence_parallel"] = bool(source.args.get("sequence_parallel")) and new.tensor > 1
     values["params_dtype"] = dtype

@@ -1,13 +1,15 @@
 """Reads and writes model directories in Hugging Face's format, without transformers.
 
-It reads ``config.json`` and ``*.safetensors`` or ``pytorch_model*.bin``. It writes safetensors as transformers does: in
+It reads ``config.json`` and the files that :mod:`.hf_files` finds. It writes safetensors as transformers does: in
 files of at most 5 GB, with an index where there are several.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,14 @@ from typing import Any
 import torch
 
 from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors_file
+from spare_megatron.checkpoint.convert.hf_files import StoredTensor, stored_tensors
+from spare_megatron.checkpoint.convert.hf_values import read_json
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries
-from spare_megatron.checkpoint.convert.pages import release
+from spare_megatron.checkpoint.convert.model import Entry, TensorSource, entries
+from spare_megatron.checkpoint.convert.returned_config import returned_config
+from spare_megatron.checkpoint.convert.stored_names import check_hugging_face, stored_name
+from spare_megatron.checkpoint.folder import PARTIAL
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
-from spare_megatron.megatron_adapter.checkpoint.safe_loading import load_weights
 
 PART_BYTES_MAX = 5_000_000_000
 
@@ -33,81 +37,63 @@ class HuggingFaceSource:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        config = read_json(folder / "config.json")
         try:
-            config = json.loads((folder / "config.json").read_text())
             self.shape = hf_config.shape_of_config(config)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder}/config.json cannot be read ({error}); give a model's directory") from None
-        except KeyError as error:
-            raise ConfigError(f"{folder}/config.json has no {error}, which a conversion needs") from None
+        except ConfigError as error:
+            raise ConfigError(f"{folder}: {error}") from None
         self.args: Mapping[str, Any] = {}
         self._kind = str(config["model_type"])
-        self._stored = _stored(folder)
+        self._stored = stored_tensors(folder)
+        check_hugging_face(folder, self.shape, self._kind, self._stored)
 
     def read(self, entry: Entry) -> torch.Tensor:
         rule, names = hf_tensors.rule_of(entry, self._kind)
-        return rule.join([self._find(name).read() for name in names], self.shape)
+        dtype = self.dtype(entry)
+        return rule.join([self._find(name).read().to(dtype) for name in names], self.shape)
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        return self._find(hf_tensors.rule_of(entry, self._kind)[1][0]).dtype
+        """The type that holds every value of all parts, where they have several."""
+        parts = hf_tensors.rule_of(entry, self._kind)[1]
+        return functools.reduce(torch.promote_types, (self._find(name).dtype for name in parts))
 
-    def _find(self, name: str) -> Any:
-        # the first conversions of OpenAI's GPT-2 have names without 'transformer.'
-        for known in (name, name.removeprefix("transformer.")):
-            if known in self._stored:
-                return self._stored[known]
-        raise ConfigError(f"{self.folder} has no tensor {name}, which its config.json promises; fetch the model again")
+    def _find(self, name: str) -> StoredTensor:
+        return self._stored[stored_name(name, self._stored) or name]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Loaded:
-    """A tensor of a ``.bin`` file, memory-mapped."""
-
-    tensor: torch.Tensor
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensor.dtype
-
-    def read(self) -> torch.Tensor:
-        """Its values, in memory of their own."""
-        values = self.tensor.contiguous().clone()
-        if self.tensor.is_contiguous():
-            release(self.tensor)
-        return values
-
-
-def _stored(folder: Path) -> dict[str, Any]:
-    """Name of each stored tensor -> an object with ``dtype`` and ``read()``."""
-    found: dict[str, Any] = {}
-    try:
-        for path in sorted(folder.glob("*.safetensors")):
-            found |= safetensors_file.tensors_of(path)
-        for path in [] if found else sorted(folder.glob("pytorch_model*.bin")):
-            state = load_weights(path, mmap=True)
-            found |= {name: _Loaded(tensor) for name, tensor in state.items()}
-    except ForbiddenPickleError as error:
-        raise ConfigError(f"{error}; do not use this model") from None
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{folder} cannot be read: {' '.join(str(error).split())[:200]}") from error
-    if not found:
-        raise ConfigError(f"{folder} has neither *.safetensors nor pytorch_model*.bin; give a model's directory")
-    return found
-
-
-def write(source: TensorSource, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int) -> None:
+def write(
+    source: TensorSource, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int
+) -> list[str]:
     """Write a Hugging Face model from a source, in files of at most ``part_bytes`` bytes.
 
-    ``config.json`` is the one in ``source.folder`` where that describes this model, else it is made from its shape.
-    ``kind`` None takes the kind that fits the shape. ``say`` is called after each tensor of the source.
+    ``config.json`` is the one in ``source.folder`` with what training changed, where that is of this model; else it is
+    made from its shape. ``kind`` None takes the kind that the model had, or that fits the shape. ``say`` is called
+    after each tensor of the source. Returns sentences for the user. Files get their names when all are written; what
+    an error leaves is removed.
     """
     shape = source.shape
     rows = shape.vocab_size or shape.padded_vocab_size
-    kind = kind or hf_config.kind_of(shape)
     dtype = source.dtype(entries(shape)[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    config = _travelled_config(source.folder, shape) or hf_config.config_of_shape(shape, kind, dtype)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config, notes = returned_config(source.folder, shape, kind, dtype)
+    partial = folder / PARTIAL
+    new = not folder.exists()
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        _write_parts(source, partial, str(config["model_type"]), rows, say, part_bytes)
+        for path in sorted(partial.iterdir()):
+            os.replace(path, folder / path.name)
+    except BaseException:
+        shutil.rmtree(folder if new else partial, ignore_errors=True)
+        raise
+    partial.rmdir()
+    return notes
+
+
+def _write_parts(
+    source: TensorSource, folder: Path, kind: str, rows: int, say: Callable[[Entry], None], part_bytes: int
+) -> None:
     parts = _parts(source, kind, rows, part_bytes)
     index: dict[str, str] = {}
     total = 0
@@ -161,15 +147,3 @@ class _Parts:
             self._entry = entry
             self._say(entry)
         return self._made[name]
-
-
-def _travelled_config(folder: Path, shape: ModelShape) -> dict[str, Any] | None:
-    """The config.json in ``folder``, where it describes a model of this shape; else None."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    try:
-        config: dict[str, Any] = json.loads(path.read_text())
-        return config if hf_config.same_model(hf_config.shape_of_config(config), shape) else None
-    except (ValueError, KeyError, ConfigError):
-        return None

@@ -179,6 +179,7 @@ def shape_of_args(args: Mapping[str, Any], where: str) -> ModelShape:
             )
     heads = _needed(args, "num_attention_heads", where)
     known = {field.name: args[field.name] for field in dataclasses.fields(ModelShape) if field.name in args}
+    known["vocab_size"] = vocabulary_ids(args)
     known["num_query_groups"] = args["num_query_groups"] if args.get("group_query_attention") else heads
     known["kv_channels"] = args.get("kv_channels") or _needed(args, "hidden_size", where) // heads
     known["norm_epsilon"] = args.get("layernorm_epsilon", args.get("norm_epsilon", 1e-5))
@@ -190,6 +191,21 @@ def shape_of_args(args: Mapping[str, Any], where: str) -> ModelShape:
     for name in ("num_layers", "hidden_size", "ffn_hidden_size", "max_position_embeddings", "padded_vocab_size"):
         _needed(known, name, where)
     return ModelShape(**known)
+
+
+IDS = "spare_vocabulary_ids"
+"""The name, in args, of the number of rows of the vocabulary that the job's tokenizer can ask for."""
+
+
+def vocabulary_ids(args: Mapping[str, Any]) -> int | None:
+    """Number of ids of the tokenizer with which a checkpoint was trained; None where its args do not say it.
+
+    Megatron's own args have only ``vocab_size``, the flag, to which NullTokenizer adds an end token.
+    """
+    said, padded = args.get(IDS), args.get("padded_vocab_size")
+    if said is None and args.get("vocab_size") is not None:
+        said = args["vocab_size"] + (args.get("tokenizer_type") == "NullTokenizer")
+    return said if said is None or padded is None else min(said, padded)
 
 
 def _needed(args: Mapping[str, Any], name: str, where: str) -> Any:

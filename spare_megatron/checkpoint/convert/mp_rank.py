@@ -20,6 +20,7 @@ from torch.serialization import set_default_mmap_options, skip_data
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
 from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource, entries, shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
+from spare_megatron.checkpoint.convert.stored_names import refuse_unread
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
@@ -28,6 +29,8 @@ from spare_megatron.megatron_adapter.checkpoint.safe_loading import load_weights
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?(?:_(\d{3}))?$")
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
+_NUMBER = re.compile(r"\.(\d+|None)\.")
+IMPLEMENTATIONS = ("transformer_engine", "local")
 MAP_SHARED = 1
 LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
@@ -80,6 +83,22 @@ class MpRankSource:
         self._states = self._all(directory)
         self._first_layers = self._stages()
         self.shape = shape_of_args(self.args, str(directory))
+        self._refuse_unread()
+
+    def _refuse_unread(self) -> None:
+        """Weights that no tensor of the model is read from would be lost without a word."""
+        known = {inner_name(entry, None, None, kind) for entry in entries(self.shape) for kind in IMPLEMENTATIONS}
+        known = {_NUMBER.sub(".N.", name) for name in known}
+        if self.shape.untie_embeddings_and_output_weights or self.layout.pipeline > 1:
+            known.add("output_layer.weight")
+        unread = {
+            name
+            for chunks in self._states.values()
+            for chunk in chunks
+            for name in chunk
+            if not name.endswith("_extra_state") and _NUMBER.sub(".N.", name) not in known
+        }
+        refuse_unread(self.folder, unread, "args")
 
     def _all(self, directory: Path) -> dict[tuple[int, int, int], list[dict[str, Any]]]:
         """(tensor, pipeline, expert rank) -> the states of its model chunks (several with virtual stages)."""
@@ -128,7 +147,7 @@ class MpRankSource:
         rank, expert = 0, None
         if entry.expert is not None:
             rank, expert = divmod(entry.expert, (self.shape.num_experts or 1) // self.layout.expert)
-        names = [inner_name(entry, layer, expert, kind) for kind in ("transformer_engine", "local")]
+        names = [inner_name(entry, layer, expert, kind) for kind in IMPLEMENTATIONS]
         parts = []
         for tensor in range(self.layout.tensor):
             state = self._states[tensor, pipeline, rank][chunk]

@@ -8,9 +8,11 @@ asks for each tensor when it is to be written.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -26,6 +28,8 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+HEADER_BYTES_MAX = 100_000_000
+"""The limit of the package safetensors."""
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 
@@ -52,21 +56,71 @@ class Stored:
 
 
 def tensors_of(path: Path) -> dict[str, Stored]:
-    """The tensors of a file, by name, without their values. ValueError or OSError when the file is damaged."""
+    """The tensors of a file, by name, without their values. ValueError, before any value is read, when the file is
+    damaged: its size, and the places of its tensors, must be those that its header says. OSError as from any file."""
+    size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > path.stat().st_size:
-            raise ValueError(f"{path} is not a safetensors file")
-        header = json.loads(file.read(length))
-    found = {}
-    for name, row in header.items():
-        if name == "__metadata__":
-            continue
-        if row["dtype"] not in DTYPES:
-            raise ValueError(f"{path} has {name} with dtype {row['dtype']}, which is not supported")
-        begin, end = row["data_offsets"]
-        found[name] = Stored(path, DTYPES[row["dtype"]], tuple(row["shape"]), 8 + length + begin, end - begin)
+        if size < 8 or length > min(size - 8, HEADER_BYTES_MAX):
+            raise ValueError(
+                f"{path} has {size} bytes, but a safetensors file that begins so has a header of {length} bytes: it is "
+                "cut or of another format; fetch it again"
+            )
+        text = file.read(length)
+    found: dict[str, Stored] = {}
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=_once)
+        if not isinstance(header, dict):
+            raise ValueError("it is no object of names")
+        for name, row in header.items():
+            if name != "__metadata__":
+                found[name] = _stored(path, name, row, 8 + length)
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} has a damaged header ({reason}); fetch it again") from None
+    at, last = 8 + length, "the header"
+    for name, stored in sorted(found.items(), key=lambda item: (item[1].offset, item[1].size)):
+        if stored.offset != at:
+            raise ValueError(
+                f"{path} has {name} at byte {stored.offset}, but {last} ends at {at}: the header is damaged; "
+                "fetch it again"
+            )
+        at, last = at + stored.size, name
+    if size != at:
+        raise ValueError(
+            f"{path} has {size} bytes, but its header says {at}: it is {'cut' if size < at else 'too long'}; "
+            "fetch it again"
+        )
     return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of the header, whose names must all differ."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(name for name in names if names.count(name) > 1)!r} twice")
+    return made
+
+
+def _stored(path: Path, name: str, row: Any, origin: int) -> Stored:
+    """What one row of the header says; ValueError where it contradicts itself."""
+    if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ValueError(f"{name} has no dtype, shape and data_offsets")
+    dtype, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
+    if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise ValueError(f"{name} has shape {str(shape)[:60]} and data_offsets {str(offsets)[:60]}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ValueError(f"{name} has dtype {str(dtype)[:60]}, which is not converted; {', '.join(DTYPES)} are")
+    size, wanted = offsets[1] - offsets[0], DTYPES[dtype].itemsize * math.prod(shape)
+    if size != wanted:
+        raise ValueError(f"{name} has {size} bytes, but {dtype} {shape} needs {wanted}")
+    return Stored(path, DTYPES[dtype], tuple(shape), origin + offsets[0], size)
+
+
+def _counts(value: Any) -> bool:
+    """Whether it is a list of whole numbers that a file can have."""
+    return isinstance(value, list) and all(type(one) is int and 0 <= one < 1 << 63 for one in value)
 
 
 def write(

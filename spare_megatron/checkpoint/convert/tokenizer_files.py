@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import filecmp
+import os
 import shutil
+import tempfile
 from pathlib import Path
 
 FOLDER = "hugging_face"
@@ -10,8 +13,54 @@ FOLDER = "hugging_face"
 NAMES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
-    *("generation_config.json", "tekken.json", "tiktoken.model"),
+    *("generation_config.json", "tekken.json", "tiktoken.model", "qwen.tiktoken", "tokenizer.tiktoken"),
+    *("sentencepiece.bpe.model", "source.spm", "target.spm", "bpe.codes", "vocab.bpe", "vocab.tiktoken"),
 )
+
+
+def folder_of(load_dir: Path) -> Path:
+    """Where these files lie for a ``--save`` directory, or for one iteration inside it."""
+    beside = load_dir.parent / FOLDER
+    return beside if not (load_dir / FOLDER).is_dir() and beside.is_dir() else load_dir / FOLDER
+
+
+def carry(load_dir: Path, save: Path) -> Path | None:
+    """Make a ``--save`` directory have the files that came with the model which was loaded from ``load_dir``, so that
+    the trained model can go back with them.
+
+    Every group of a job may do it at once: the folder gets its name when it is complete. One with other files, of
+    another model that was trained here before, is moved aside; returns where to. OSError as from any file.
+    """
+    origin, target = folder_of(load_dir), save / FOLDER
+    names = _names(origin)
+    if not names or _same(origin, target):
+        return None
+    save.mkdir(parents=True, exist_ok=True)
+    made, aside = Path(tempfile.mkdtemp(prefix=f".{FOLDER}.", dir=save)), None
+    try:
+        made.chmod(0o755)
+        for name in names:
+            shutil.copyfile(origin / name, made / name)
+        if target.exists():
+            aside = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.before.", dir=save))
+            os.replace(target, aside)
+        os.rename(made, target)
+    except OSError:
+        if not _same(origin, target):  # else another group was faster
+            raise
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return aside
+
+
+def _names(folder: Path) -> list[str]:
+    return [name for name in (*NAMES, "config.json") if (folder / name).is_file()]
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same of these files."""
+    names = _names(one)
+    return names == _names(other) and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
 
 
 def copy(origin: Path, target: Path, *, config: bool) -> list[str]:

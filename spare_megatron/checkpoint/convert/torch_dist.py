@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -40,12 +41,15 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries, shape_of_args
+from spare_megatron.checkpoint.convert.stored_names import refuse_unread
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
 
 CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
 ENGINE_MODULES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
+_WEIGHT = re.compile(r"(decoder|embedding|output_layer|mtp|encoder)\.(?!.*_extra_state)")
+"""Names of weights, not of an optimizer's state."""
 METADATA = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -91,9 +95,23 @@ class TorchDistSource:
         self._reader = SafeReader(str(directory))
         try:
             self._metadata = self._reader.read_metadata()
+            self._reader.set_up_storage_reader(self._metadata, True)
         except ForbiddenPickleError as error:
             raise ConfigError(f"{error}; do not use this checkpoint") from None
-        self._reader.set_up_storage_reader(self._metadata, True)
+        except Exception as error:  # a damaged pickle may raise anything
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ConfigError(f"{directory}/.metadata cannot be read ({reason}); use another checkpoint") from error
+        self._refuse_unread()
+
+    def _refuse_unread(self) -> None:
+        """Weights that no tensor of the model is read from would be lost without a word."""
+        read = {name for entry in entries(self.shape) for name in (*keys_of(entry), entry.name)}
+        unread = [
+            name
+            for name, stored in self._metadata.state_dict_metadata.items()
+            if isinstance(stored, TensorStorageMetadata) and _WEIGHT.match(name) and name not in read
+        ]
+        refuse_unread(self.folder, unread, "args")
 
     def read(self, entry: Entry) -> torch.Tensor:
         key, stored, place = self._find(entry)

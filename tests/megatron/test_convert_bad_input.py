@@ -1,0 +1,403 @@
+"""Hugging Face directories that are not what they seem: each is converted right, or refused in one sentence with exit
+code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spare_megatron.cli import convert
+from tests.megatron.hugging_face_models import MODELS, make, run
+
+transformers = pytest.importorskip("transformers")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+
+FILE = "model.safetensors"
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Function from a kind to a directory with its model, which is made once."""
+    top = tmp_path_factory.mktemp("models")
+
+    def of(kind: str) -> Path:
+        if not (top / kind).is_dir():
+            make(kind, top / kind, num_hidden_layers=2) if kind != "gpt2" else make(kind, top / kind, n_layer=2)
+        return top / kind
+
+    return of
+
+
+@pytest.fixture
+def model(models: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """The same, in a copy of the test's own."""
+    return lambda kind: Path(shutil.copytree(models(kind), tmp_path / "hf"))
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return dict(safetensors_torch.load_file(folder / FILE))
+
+
+def store(folder: Path, tensors: dict[str, torch.Tensor], name: str = FILE) -> None:
+    safetensors_torch.save_file(
+        {key: one.contiguous() for key, one in tensors.items()}, folder / name, {"format": "pt"}
+    )
+
+
+def configured(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def refused(folder: Path, capsys: Capture, *words: str) -> str:
+    """The sentence with which a conversion is refused, at once and without a trace."""
+    save = folder.parent / "refused"
+    command = ["--model-type", "GPT", "--loader", "hf", "--saver", "core", "--load-dir", str(folder)]
+    capsys.readouterr()
+    assert convert.main([*command, "--save-dir", str(save)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert not save.exists()
+    for word in words:
+        assert word in error, error
+    return error
+
+
+def returned(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors after a conversion to core and back."""
+    top = folder.parent
+    run(folder, top / "core", "hf", "core")
+    run(top / "core", top / "back", "core", "hf")
+    return weights(top / "back")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def parts(folder: Path) -> dict[str, torch.Tensor]:
+    """Store a model in two files with an index; returns its tensors."""
+    tensors = weights(folder)
+    (folder / FILE).unlink()
+    index = {}
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        here = {key: one for place, (key, one) in enumerate(sorted(tensors.items())) if place % 2 == number - 1}
+        store(folder, here, name)
+        index |= dict.fromkeys(here, name)
+    (folder / f"{FILE}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return tensors
+
+
+# ---------------------------------------------------------------- more files than the model's
+
+
+def test_the_index_decides_which_files_count(model: Callable[[str], Path]) -> None:
+    folder = model("llama")
+    tensors = parts(folder)
+    other = {name: one + 1.0 for name, one in tensors.items()}
+    store(folder, other, "model_ema.safetensors")
+    store(folder, other, "model-00003-of-00003.safetensors")
+    assert same(returned(folder), tensors)
+    theirs = transformers.LlamaForCausalLM.from_pretrained(folder).state_dict()
+    assert same(dict(theirs), tensors)
+
+
+def test_without_an_index_it_is_the_one_file_of_that_name(model: Callable[[str], Path]) -> None:
+    folder = model("llama")
+    tensors = weights(folder)
+    store(folder, {name: one + 1.0 for name, one in tensors.items()}, "older.safetensors")
+    assert same(returned(folder), tensors)
+
+
+def test_files_of_which_nothing_says_what_the_model_is(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    tensors = parts(folder)
+    (folder / f"{FILE}.index.json").rename(folder / "index")
+    refused(folder, capsys, "model-00001-of-00002.safetensors", "fetch the index")
+    (folder / "index").rename(folder / f"{FILE}.index.json")
+    store(folder, tensors)
+    refused(folder, capsys, "there are two models")
+
+
+def test_a_name_in_two_files(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    parts(folder)
+    twice = dict(safetensors_torch.load_file(folder / "model-00002-of-00002.safetensors"))
+    twice["lm_head.weight"] = torch.ones(3)
+    twice["model.norm.weight"] = torch.ones(64)
+    store(folder, twice, "model-00002-of-00002.safetensors")
+    refused(folder, capsys, "both have", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[]", "not an object"),
+        ("{", "cannot be read"),
+        ('{"weight_map": {}}', "no weight_map"),
+        ('{"weight_map": {"a": "../model.safetensors"}}', "is not a file's name"),
+        ('{"weight_map": {"a": 3}}', "is not a file's name"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "has no gone.safetensors"),
+        ('{"weight_map": {"a": "model.safetensors"}}', "model.safetensors has a, but it has not"),
+    ],
+)
+def test_an_index_that_is_wrong(text: str, sentence: str, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    (folder / f"{FILE}.index.json").write_text(text)
+    if "gone" in text:
+        (folder / FILE).unlink()
+    refused(folder, capsys, sentence)
+
+
+# ---------------------------------------------------------------- tensors that nobody reads
+
+
+def test_an_output_layer_of_its_own_under_tied_embeddings(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama-tied")
+    tensors = weights(folder)
+    words = tensors["model.embed_tokens.weight"]
+    store(folder, {**tensors, "lm_head.weight": words + 1.0})
+    refused(folder, capsys, "lm_head.weight", "tie_word_embeddings", "set it to false")
+    store(folder, {**tensors, "lm_head.weight": words.clone()})  # a copy of the same is no other layer
+    assert same(returned(folder), tensors)
+
+
+def test_an_output_layer_is_kept_when_the_config_says_so(model: Callable[[str], Path]) -> None:
+    folder = model("llama-tied")
+    tensors = {**weights(folder)}
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1.0
+    store(folder, tensors)
+    configured(folder, tie_word_embeddings=False)
+    assert same(returned(folder), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool])
+def test_quantized_weights(dtype: torch.dtype, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    tensors, name = weights(folder), "model.layers.0.mlp.up_proj.weight"
+    scale = tensors[name].abs().max() / 127
+    store(folder, {**tensors, name: (tensors[name] / scale).round().to(dtype), f"{name}_scale": scale.reshape(1)})
+    refused(folder, capsys, name, str(dtype).removeprefix("torch."), "fetch the model in bf16")
+
+
+def test_quantized_weights_of_a_type_of_8_bits(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    tensors, name = weights(folder), "model.layers.0.mlp.up_proj.weight"
+    store(folder, {**tensors, name: tensors[name].to(torch.float8_e4m3fn)})
+    refused(folder, capsys, name, "F8_E4M3", "is not converted")
+
+
+def test_a_quantization_config(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    configured(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    error = refused(folder, capsys, "quantization_config", "gptq", "bf16")
+    assert "cannot be read" not in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "extra"),
+    [
+        ("llama", "model.layers.0.self_attn.q_proj.bias"),
+        ("llama", "model.layers.0.mlp.up_proj.weight_scale"),
+        ("llama", "model.layers.2.input_layernorm.weight"),  # of a layer more than the config has
+        ("llama", "score.weight"),
+        ("qwen2", "model.layers.1.self_attn.o_proj.bias"),
+        ("qwen3", "model.layers.1.self_attn.k_proj.bias"),
+        ("mixtral", "model.layers.1.block_sparse_moe.gate.bias"),
+        ("gpt2", "transformer.h.0.crossattention.c_attn.weight"),
+        ("gpt2", "wte.weight"),
+    ],
+)
+def test_a_tensor_that_nobody_reads(kind: str, extra: str, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model(kind)
+    store(folder, {**weights(folder), extra: torch.ones(64)})
+    refused(folder, capsys, extra)
+
+
+def test_buffers_that_old_versions_stored_are_no_weights(model: Callable[[str], Path]) -> None:
+    folder = model("gpt2")
+    tensors = weights(folder)
+    mask = torch.ones(64, 64, dtype=torch.bool).tril().view(1, 1, 64, 64)
+    store(folder, {**tensors, "transformer.h.0.attn.bias": mask, "h.1.attn.masked_bias": torch.tensor(-1e4)})
+    assert same(returned(folder), tensors)
+
+
+def test_shapes_are_those_of_the_config(model: Callable[[str], Path], capsys: Capture) -> None:
+    """Too few rows of the vocabulary were filled up with copies of the last one."""
+    folder = model("llama")
+    configured(folder, vocab_size=101)
+    refused(folder, capsys, "model.embed_tokens.weight", "100x64", "101x64")
+    configured(folder, vocab_size=100, intermediate_size=48)
+    refused(folder, capsys, "96x64", "48x64")
+
+
+def test_parts_of_one_tensor_may_have_several_types(model: Callable[[str], Path]) -> None:
+    folder = model("llama")
+    tensors = weights(folder)
+    mixed = {name: one.to(torch.float16 if "k_proj" in name or "up_proj" in name else torch.bfloat16).clone()
+             for name, one in tensors.items()}  # fmt: skip
+    store(folder, mixed)
+    found = returned(folder)
+    assert found.keys() == mixed.keys()
+    assert all(torch.equal(found[name].double(), mixed[name].double()) for name in mixed)
+
+
+def test_weights_of_megatron_that_nobody_reads(model: Callable[[str], Path], capsys: Capture) -> None:
+    """The same holds the other way round: args that know less than the files."""
+    from argparse import Namespace
+
+    folder = model("qwen2")
+    top = folder.parent
+    run(folder, top / "legacy", "hf", "legacy")
+    path = top / "legacy" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(path, weights_only=False)
+    state["args"] = Namespace(**{**vars(state["args"]), "add_qkv_bias": False})
+    torch.save(state, path)
+    words = ["--model-type", "GPT", "--load-dir", str(top / "legacy"), "--save-dir", str(top / "x"), "--saver"]
+    assert convert.main([*words, "hf"]) == 2
+    assert "decoder.layers.0.self_attention.linear_qkv.bias" in capsys.readouterr().err
+    run(folder, top / "core", "hf", "core")
+    directory = top / "core" / "iter_0000001"
+    (directory / "spare_manifest.json").unlink()
+    common = torch.load(directory / "common.pt", weights_only=False)
+    common["args"] = Namespace(**{**vars(common["args"]), "add_qkv_bias": False})
+    torch.save(common, directory / "common.pt")
+    words[3] = str(top / "core")
+    assert convert.main([*words, "hf"]) == 2
+    assert "decoder.layers.self_attention.linear_qkv.bias" in capsys.readouterr().err
+    assert not (top / "x").exists()
+
+
+# ---------------------------------------------------------------- damaged files
+
+
+def test_every_cut_of_a_safetensors_file(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    data = (folder / FILE).read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for size in (0, 5, 8, 100, header - 1, header, header + 1, len(data) // 2, len(data) - 1):
+        (folder / FILE).write_bytes(data[:size])
+        refused(folder, capsys, FILE, "fetch it again", f"{size} bytes")
+    (folder / FILE).write_bytes(data + b"\0")
+    refused(folder, capsys, "too long")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('"F32"', '"F99"', "F99"),
+        ("[100,64]", "[100,63]", "has 25600 bytes, but F32 [100, 63] needs 25200"),
+        ("[100,64]", "[-100,64]", "[-100, 64]"),
+        ("data_offsets", "data_offsetz", "has no dtype, shape and data_offsets"),
+        ("model.norm.weight", "model.embed_tokens.weight", "twice"),
+        ("{", "[", "damaged header"),
+    ],
+)
+def test_a_safetensors_header_that_contradicts_itself(
+    old: str, new: str, sentence: str, model: Callable[[str], Path], capsys: Capture
+) -> None:
+    folder = model("llama")
+    data = (folder / FILE).read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    text = data[8 : 8 + length].decode().rstrip()
+    assert old in text
+    changed = text.replace(old, new, 1).encode()
+    (folder / FILE).write_bytes(len(changed).to_bytes(8, "little") + changed + data[8 + length :])
+    refused(folder, capsys, sentence)
+
+
+def test_damaged_bin_files(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    tensors = weights(folder)
+    (folder / FILE).unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert same(returned(folder), tensors)
+    data = (folder / "pytorch_model.bin").read_bytes()
+    for bad in (data[: len(data) // 2], b"", b"junk" * 100, data[:-1]):
+        (folder / "pytorch_model.bin").write_bytes(bad)
+        refused(folder, capsys, "pytorch_model.bin", "fetch it again")
+    torch.save([1, 2], folder / "pytorch_model.bin")
+    refused(folder, capsys, "other things than named tensors")
+
+
+# ---------------------------------------------------------------- the config
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        ("llama", {"hidden_size": "64"}, "hidden_size '64', but it must be a whole number"),
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads 0"),
+        ("llama", {"num_hidden_layers": 10**9}, "weights of 2 layers, but its config.json says 1000000000"),
+        ("llama", {"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ("llama", {"num_attention_heads": 5, "head_dim": None}, "not divisible"),
+        ("llama", {"num_key_value_heads": 3}, "not divisible by its num_key_value_heads 3"),
+        ("llama", {"tie_word_embeddings": "yes"}, "must be true or false"),
+        ("llama", {"rms_norm_eps": "1e-5"}, "rms_norm_eps"),
+        ("llama", {"hidden_act": "gelu"}, "only 'silu' is"),
+        ("llama", {"attention_bias": True}, "attention_bias True"),
+        ("llama", {"rope_parameters": [1]}, "must be an object or null"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ("llama", {"rope_parameters": {"rope_type": "linear"}}, "without its factor"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5}}, "2.5"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "which differ"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor None"),
+        ("llama", {"rope_parameters": {"rope_theta": 10000.5}}, "whole numbers"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"attention_dropout": 1.5}, "below 1"),
+        ("llama", {"model_type": ["llama"]}, "model_type"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+        ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9"),
+        ("mixtral", {"num_local_experts": 2}, "weights of 4 experts"),
+        ("gpt2", {"activation_function": "relu"}, "relu"),
+        ("gpt2", {"n_head": 7}, "not divisible"),
+    ],
+)
+def test_a_config_that_is_wrong(
+    kind: str, values: dict[str, Any], sentence: str, model: Callable[[str], Path], capsys: Capture
+) -> None:
+    folder = model(kind)
+    configured(folder, **values)
+    assert "cannot be read" not in refused(folder, capsys, sentence)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "null", "{", "[" * 100_000, '{"model_type": "llama"}', "\xff"])
+def test_a_file_that_is_no_config(text: str, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    (folder / "config.json").write_bytes(text.encode("latin1"))
+    refused(folder, capsys, "config.json")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3"])
+def test_values_that_a_config_leaves_out_are_those_of_transformers(kind: str) -> None:
+    """Of its class for this kind: what a Mixtral leaves out is not what a Llama leaves out."""
+    from spare_megatron.checkpoint.convert.hf_config import shape_of_config
+
+    name = "Mistral" if kind == "mistral" else MODELS[kind][0]
+    whole = getattr(transformers, f"{name}Config")().to_dict()
+    if kind == "mistral":
+        whole["sliding_window"] = whole["max_position_embeddings"]
+    expected = shape_of_config(whole)
+    needed = ("sliding_window",) if kind == "mistral" else ()
+    refusals, taken = [], 0
+    for field in whole.keys() - {"model_type", *needed}:
+        short = {key: value for key, value in whole.items() if key != field}
+        try:
+            found = shape_of_config(short)
+        except ValueError as error:
+            refusals.append(str(error))
+            continue
+        assert found == expected, field
+        taken += 1
+    assert all("has no" in refusal for refusal in refusals)
+    assert taken > 10

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.checkpoint.convert import tokenizer_files
 from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
@@ -70,9 +71,30 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
         strictness=job.checkpoint.dist_ckpt_strictness,
     )
     if job.place.is_leader:
+        _carry_files(job, directory)
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
         _compare_pieces(job, loaded.args)
     return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
+
+
+def _carry_files(job: JobArguments, loaded: Path) -> None:
+    """Give the ``--save`` directory what came with the loaded model: a conversion to Hugging Face takes it along."""
+    if not job.checkpoint.save:
+        return
+    try:
+        aside = tokenizer_files.carry(loaded, Path(job.checkpoint.save))
+        if aside is not None:
+            log.warning(
+                "--save %s had the tokenizer and config of another model; they are in %s now", aside.parent, aside
+            )
+    except OSError as error:
+        log.warning(
+            "the tokenizer and config of the loaded model cannot be copied to --save %s: %s; copy %s there before a "
+            "conversion",
+            job.checkpoint.save,
+            error.strerror,
+            tokenizer_files.folder_of(loaded),
+        )
 
 
 def _of_running_job(job: JobArguments) -> tuple[int, int] | None:

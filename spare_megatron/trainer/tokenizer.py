@@ -30,9 +30,11 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
 
 
 def build_tokenizer(args: Namespace) -> Any:
-    """Build the tokenizer that the flags name; sets ``args.padded_vocab_size``. Imports megatron-core."""
+    """Build the tokenizer that the flags name; sets ``args.padded_vocab_size``, and ``args.spare_vocabulary_ids`` for
+    conversions of what is saved. Imports megatron-core."""
     from spare_megatron.megatron_adapter.data import tokenizers
 
     tokenizer = tokenizers.build_tokenizer(args)
     args.padded_vocab_size = padded_vocabulary(int(tokenizer.vocab_size), args)
+    args.spare_vocabulary_ids = int(tokenizer.vocab_size) + (args.vocab_extra_ids or 0)
     return tokenizer

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from spare_megatron.megatron_adapter.core_differences import QuietLogs, without_triton
 from spare_megatron.megatron_adapter.imports import uncollected
@@ -73,6 +74,9 @@ def _factories() -> None:
 
         return create
 
+    # `with torch.device("meta")` acts on the functions that torch lists at its first use: list these, not the new ones.
+    # Else transformers, in the same process, would load models whose rotary frequencies have no values.
+    _device_constructors()
     for name in _FACTORIES:
         setattr(torch, name, on_cpu(getattr(torch, name)))
 

@@ -68,6 +68,8 @@ def returned_config(
     if shape.position_embedding_type == "rope":  # a length that training used; the model was made for more
         longest = max(shape.max_position_embeddings, came.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=longest)
+    if not shape.moe_aux_loss_coeff:  # not a part of the model: a job that was not given the flag has 0
+        shape = dataclasses.replace(shape, moe_aux_loss_coeff=came.moe_aux_loss_coeff)
     return _changed(config, came, shape, own, dtype), []
 
 

@@ -42,6 +42,7 @@ def shape_of_config(config: Mapping[str, Any]) -> ModelShape:
             "fetch the model in bf16, fp16 or fp32"
         )
     values = ConfigValues(config, str(kind))
+    values.check_tokens()
     return _gpt2(values) if kind == "gpt2" else _llama(values)
 
 
@@ -79,7 +80,8 @@ def _llama(config: ConfigValues) -> ModelShape:
         raise ConfigError(f"config.json has sliding_window {window}, which is not converted; full attention is")
     layers = config.needed("num_hidden_layers")
     types = config.get("layer_types")
-    if types is not None and types != ["full_attention"] * (layers if layers == len(types) else 0):
+    full = isinstance(types, list) and len(types) == layers and all(one == "full_attention" for one in types)
+    if types is not None and not full:
         raise ConfigError(
             f"config.json has layer_types {shown(types)}, which is not converted; full attention in each of the "
             f"{layers} layers is"
@@ -158,6 +160,8 @@ def _rotary(config: ConfigValues) -> dict[str, Any]:
             "only 1.0 is"
         )
     if kind == "llama3":
+        if config.get("original_max_position_embeddings") is not None:  # counts more than the one of the scaling
+            scaling = {**scaling, "original_max_position_embeddings": config.get("original_max_position_embeddings")}
         for name, fixed in LLAMA3_SCALING.items():
             if name not in scaling or scaling[name] != fixed:
                 raise ConfigError(

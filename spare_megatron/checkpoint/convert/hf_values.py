@@ -76,6 +76,20 @@ class ConfigValues:
             raise ConfigError(f"config.json has {name} {value!r}, but it must be true or false; correct it")
         return value
 
+    def check_tokens(self) -> None:
+        """ConfigError for a special token id that cannot be one; ``eos_token_id`` may be a list of them."""
+        rows = self.needed("vocab_size")
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = self.config.get(name)
+            ids = value if name == "eos_token_id" and isinstance(value, list) else [value]
+            if not all(one is None or type(one) is int for one in ids):
+                raise ConfigError(f"config.json has {name} {shown(value)}, which is not a token id; correct it")
+        padding = self.config.get("pad_token_id")
+        if padding is not None and not -rows <= padding < rows:
+            raise ConfigError(
+                f"config.json has pad_token_id {shown(padding)}, but the vocabulary has {rows} ids; correct it"
+            )
+
     def refuse(self, **plain: Any) -> None:
         """ConfigError where a setting is there and has another value than the given one, its only convertible one."""
         for name, value in plain.items():

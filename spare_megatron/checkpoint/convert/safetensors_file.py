@@ -105,7 +105,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _stored(path: Path, name: str, row: Any, origin: int) -> Stored:
     """What one row of the header says; ValueError where it contradicts itself."""
-    if not isinstance(row, dict) or row.keys() != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(row, dict) or not row.keys() >= {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name} has no dtype, shape and data_offsets")
     dtype, shape, offsets = row["dtype"], row["shape"], row["data_offsets"]
     if not _counts(shape) or not _counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:

@@ -84,16 +84,27 @@ def _listening() -> Iterator[int]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # it was closed meanwhile
             if entry.is_socket():
-                with socket.socket(fileno=os.dup(int(entry.name))) as own:
+                with _borrowed(int(entry.name)) as own:
                     if own.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
                         yield int(entry.name)
+
+
+@contextlib.contextmanager
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """The socket with this descriptor, which stays open. It is no duplicate: while one lives, whoever waits for events
+    of the socket hears of them after it is closed."""
+    own = socket.socket(fileno=number)
+    try:
+        yield own
+    finally:
+        own.detach()
 
 
 def _shut(listeners: set[int]) -> None:
     """Let the kernel drop whatever comes to these listening sockets."""
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     for number in listeners:
-        with socket.socket(fileno=os.dup(number)) as listener:
+        with _borrowed(number) as listener:
             try:
                 listener.setsockopt(
                     socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))

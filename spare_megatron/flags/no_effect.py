@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 ALWAYS_SO: dict[str, str] = {
     "--use-mcore-models": "models are megatron-core's",
+    "--use-flash-attn": "megatron-core's models choose their kernel by --attention-backend, which by itself takes the "
+    "fastest one that is there",
     "--use-dist-ckpt": "checkpoints have megatron-core's distributed format",
     "--auto-detect-ckpt-format": "there is one format of checkpoints",
     "--verify-integrity": "each file of a checkpoint has its checksum in the manifest, and all are verified before the "
@@ -88,12 +90,49 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "the optimizer's weights are kept, and gradients are summed, in fp32 or better",
+        "the optimizer's weights and moments are kept, and gradients are summed, in fp32 or better, which takes 2 "
+        "bytes a parameter more for each of them that Megatron would keep in 16 bits",
         (
             "grad-reduce-in-bf16",
+            "use-precision-aware-optimizer",
+            "main-grads-dtype",
+            "main-params-dtype",
+            "exp-avg-dtype",
+            "exp-avg-sq-dtype",
             "megatron-fsdp-main-params-dtype",
             "megatron-fsdp-main-grads-dtype",
             "megatron-fsdp-grad-comm-dtype",
+        ),
+    ),
+    (
+        "weights are built on their device, each group its own, with the values that Megatron's seed gives them",
+        ("init-model-with-meta-device",),
+    ),
+    (
+        "gathered mxfp8 weights have memory of their own beside the gradients, which exact sums keep to the end of a "
+        "step",
+        ("reuse-grad-buf-for-mxfp8-param-ag",),
+    ),
+    (
+        "the routers' figures are logged as the sum or mean over layers, not layer by layer",
+        ("moe-per-layer-logging",),
+    ),
+    (
+        "tokens go to their experts by megatron-core's alltoall dispatcher, which computes the same; DeepEP, HybridEP "
+        "and NCCL EP have buffers that would have to outlive a lost group",
+        (
+            "moe-enable-deepep",
+            "moe-flex-dispatcher-backend",
+            "moe-flex-dispatcher-num-sms",
+            "moe-deepep-num-sms",
+            "moe-hybridep-num-sms",
+            "moe-hybridep-num-sms-preprocessing",
+            "moe-hybridep-num-blocks-permute",
+            "moe-hybridep-num-blocks-unpermute",
+            "moe-hybridep-pad-uneven-dispatch-inputs",
+            "moe-permute-fusion-into-hybridep",
+            "moe-ncclep-static-shape",
+            "moe-ncclep-zero-copy",
         ),
     ),
     (

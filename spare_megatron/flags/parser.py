@@ -82,6 +82,18 @@ def steps_or_auto(text: str) -> int | str:
     return "auto" if found is None else found
 
 
+def whole_number_with_point(text: str) -> int:
+    """1000000.0 as well: newer versions of Megatron-LM take a number with a decimal point here."""
+    value = any_number(text)
+    if value != int(value):
+        raise argparse.ArgumentTypeError(f"takes a whole number, but got {text!r}")
+    return int(value)
+
+
+UNKNOWN_MAX = 4
+"""So many unknown flags have a line of their own."""
+WITH_POINT = ("rotary_base",)
+"""Flags of whole numbers that newer versions of Megatron-LM take with a decimal point."""
 TYPES: dict[str, Callable[[str], Any]] = {
     "int": whole_number,
     "float": any_number,
@@ -106,7 +118,7 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
     group.add_argument(
         *spec.names,
         dest=spec.dest,
-        type=TYPES[spec.kind],
+        type=whole_number_with_point if spec.dest in WITH_POINT else TYPES[spec.kind],
         default=spec.default,
         choices=spec.choices or None,
         nargs=spec.nargs or None,
@@ -175,28 +187,26 @@ class Sorted:
     """Names of the flags of :mod:`no_effect` that were given."""
     noted_words: list[str] = field(default_factory=list)
     """The same flags with their values, as words."""
+    refused: list[tuple[str, refusals.Refusal]] = field(default_factory=list)
+    """Names of refused flags that were given, and why they are."""
 
 
-def sort_or_refuse(words: Sequence[str], own: frozenset[str]) -> Sorted:
-    """Separate flags that change nothing from the others; ConfigError names every refused flag.
-
-    ``own`` are the flags of the user's script, which are never refused.
-    """
+def sort_words(words: Sequence[str], own: frozenset[str]) -> Sorted:
+    """Separate flags that change nothing, and refused ones, from the others. ``own`` are the flags of the user's
+    script, which are never refused."""
     refused, noted, result = refusals.refused_names(), no_effect.taken(), Sorted()
-    given: list[tuple[str, refusals.Refusal]] = []
     into = result.kept
     for word in words:
         name = word.partition("=")[0]
         if name.startswith("--"):
             into = result.kept
             if name in refused and name not in own:
-                given.append((name, refused[name]))
+                into = []
+                result.refused.append((name, refused[name]))
             elif name in noted and name not in own:
                 into = result.noted_words
                 result.noted.append(name)
         into.append(word)
-    if given:
-        raise ConfigError(refusals.all_sentences(given))
     return result
 
 
@@ -226,7 +236,7 @@ def refuse_values(namespace: argparse.Namespace) -> None:
     """ConfigError for a flag that is honoured, but not with the value it has."""
     specs = {spec.dest: spec for spec in all_specs()}
     for dest, why in refusals.DEFAULT_ONLY.items():
-        if getattr(namespace, dest) != specs[dest].default:
+        if getattr(namespace, dest) != specs[dest].default and not (dest == "no_save_optim" and not namespace.save):
             raise ConfigError(refusals.Refusal(*why).sentence(specs[dest].names[0]))
     for (dest, value), why in refusals.VALUES.items():
         given = getattr(namespace, dest)
@@ -250,13 +260,23 @@ def parse(
     parser = make_parser(extra)
     honoured = {name for spec in all_specs() for name in spec.names}
     own = frozenset(parser._option_string_actions) - honoured
-    given = sort_or_refuse(with_yaml(words, environ or {}), own)
+    given = sort_words(with_yaml(words, environ or {}), own)
     start = argparse.Namespace(**megatron_start(parser), spare_notes=(), spare_given=flags_of(given.kept))
-    namespace, unknown = parser.parse_known_args(given.kept, start)
+    try:
+        namespace, unknown = parser.parse_known_args(given.kept, start)
+    except ConfigError:
+        if given.refused:
+            raise ConfigError(refusals.all_sentences(given.refused)) from None
+        raise
+    names = list(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")))
+    sentences = [f"there is no flag {name}{nearest(name, own)}" for name in names[:UNKNOWN_MAX]]
+    sentences += [f"nor are there flags {' '.join(names[UNKNOWN_MAX:])}"] if names[UNKNOWN_MAX:] else []
+    if given.refused:
+        sentences.append(refusals.all_sentences(given.refused, refusals.LINES_MAX - len(sentences)))
+    if sentences:
+        raise ConfigError("\n".join(sentences))
     if unknown:
-        name = unknown[0].partition("=")[0]
-        if name.startswith("-"):
-            raise ConfigError(f"there is no flag {name}{nearest(name, own)}")
+        name = unknown[0]
         raise ConfigError(f"the word {name!r} belongs to no flag; values follow their flag, as in --seq-length 1024")
     defaults = defaults or {}
     namespace.spare_taken = checkpoint_args.take(namespace, saved, bool(defaults.get("use_checkpoint_args")))

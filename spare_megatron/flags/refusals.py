@@ -23,10 +23,6 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
         "use --dataloader-type single or cyclic",
     ),
     ("transformer_impl", "inference_optimized"): ("inference is not part of this framework", "use local"),
-    ("moe_token_dispatcher_type", "flex"): (
-        "it stands for DeepEP and HybridEP, whose packages and buffers nothing has shown to outlive a lost group",
-        "use alltoall or allgather",
-    ),
     ("moe_router_load_balancing_type", "quantile_balancing"): (
         "what a router adds would depend on which microbatches this group computed before",
         "use aux_loss or seq_aux_loss",
@@ -57,7 +53,10 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
 
 # destination -> (reason, nearest choice): flags whose default holds and whose other values this version cannot honour.
 DEFAULT_ONLY: dict[str, tuple[str, str]] = {
-    "no_save_optim": ("a checkpoint without optimizer state could not mask a later wipe-out", "leave it out"),
+    "no_save_optim": (
+        "a checkpoint without optimizer state could not mask a later wipe-out",
+        "leave it out, or leave out --save",
+    ),
 }
 
 
@@ -79,16 +78,17 @@ class Refusal:
 LINES_MAX = 10
 
 
-def all_sentences(given: Sequence[tuple[str, Refusal]]) -> str:
-    """One line for each reason, with all given flags that it refuses, so that a user sees all of them at once."""
+def all_sentences(given: Sequence[tuple[str, Refusal]], lines_max: int = LINES_MAX) -> str:
+    """One line for each reason, with all given flags that it refuses, so that a user sees all of them at once; beyond
+    ``lines_max`` lines only the flags."""
     by_reason: dict[Refusal, list[str]] = {}
     for said, refusal in given:
         by_reason.setdefault(refusal, [])
         if said not in by_reason[refusal]:
             by_reason[refusal].append(said)
     lines = [refusal.sentence(*said) for refusal, said in by_reason.items()]
-    left = [word for said in list(by_reason.values())[LINES_MAX:] for word in said]
-    return "\n".join(lines[:LINES_MAX] + ([f"and {' '.join(left)} are not supported either"] if left else []))
+    left = [word for said in list(by_reason.values())[lines_max:] for word in said]
+    return "\n".join(lines[:lines_max] + ([f"and {' '.join(left)} are not supported either"] if left else []))
 
 
 @functools.cache

@@ -85,7 +85,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "keep-fp8-transpose-cache",
             "enable-full-sharding-in-hsdp",
-            "init-model-with-meta-device",
         ),
     ),
     (
@@ -97,7 +96,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "fp4-recipe",
             "fp4-param-gather",
             "fp4-quantizer-factory",
-            "reuse-grad-buf-for-mxfp8-param-ag",
             "te-precision-config-file",
             "use-kitchen-attention",
             "kitchen-attention-backend",
@@ -149,8 +147,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("qk-clip", "qk-clip-alpha", "qk-clip-threshold", "log-max-attention-logit"),
     ),
     (
-        "sparse attention needs its indexer's loss in the schedule and a run on GPUs that shows it right; other "
-        "experiments of megatron-core are not supported",
+        "sparse attention needs its indexer's loss in the schedule and a run on GPUs that shows it right",
         "use --experimental-attention-variant gated_delta_net or leave it out",
         (
             "dsa-indexer-topk-freq",
@@ -177,7 +174,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "dsa-indexer-topk",
             "dsa-indexer-loss-coeff",
             "dsa-indexer-use-sparse-loss",
-            "enable-experimental",
         ),
     ),
     (
@@ -291,7 +287,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "what each router does is not written down layer by layer, as its figures would have to be summed over groups",
         "leave it out",
         (
-            "moe-per-layer-logging",
             "moe-routing-trace-path",
             "moe-routing-trace-max-training-iters",
             "moe-routing-trace-capture-logits",
@@ -300,25 +295,13 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "DeepEP, HybridEP and NCCL EP need their own packages and buffers that outlive a lost group, which nothing has "
-        "shown",
-        "use --moe-token-dispatcher-type alltoall",
+        "tokens in 8 bits, and tokens that are dropped where a rank's buffer is full, are other results; the alltoall "
+        "dispatcher, which takes the place of DeepEP, HybridEP and NCCL EP, has neither",
+        "leave it out",
         (
-            "moe-permute-fusion-into-hybridep",
-            "moe-hybridep-num-blocks-permute",
-            "moe-hybridep-num-blocks-unpermute",
-            "moe-hybridep-num-sms-preprocessing",
-            "moe-hybridep-pad-uneven-dispatch-inputs",
-            "moe-flex-dispatcher-num-sms",
-            "moe-ncclep-static-shape",
-            "moe-ncclep-zero-copy",
             "moe-dispatch-fwd-dtype",
             "moe-combine-bwd-dtype",
             "moe-expert-rank-capacity-factor",
-            "moe-enable-deepep",
-            "moe-flex-dispatcher-backend",
-            "moe-deepep-num-sms",
-            "moe-hybridep-num-sms",
         ),
     ),
     (
@@ -341,16 +324,9 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "optimizer state is kept in fp32",
+        "which weights are in which group of the optimizer is not written to a file",
         "leave it out",
-        (
-            "use-precision-aware-optimizer",
-            "main-grads-dtype",
-            "main-params-dtype",
-            "exp-avg-dtype",
-            "exp-avg-sq-dtype",
-            "dump-param-to-param-group-map",
-        ),
+        ("dump-param-to-param-group-map",),
     ),
     ("pipeline stages send to one another directly", "leave it out", ("use-ring-exchange-p2p",)),
     (
@@ -417,8 +393,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("Megatron-LM itself no longer takes it", "use --lr-warmup-fraction", ("warmup",)),
     ("Megatron-LM itself no longer takes it", "use --tensor-model-parallel-size", ("model-parallel-size",)),
     ("Megatron-LM itself no longer takes it", "use --recompute-granularity", ("checkpoint-activations",)),
-    ("it is deprecated in Megatron-LM", "use --apply-wd-to-qk-layernorm", ("no-weight-decay-cond-type",)),
-    ("it has no effect on megatron-core's models", "use --attention-backend flash", ("use-flash-attn",)),
     ("it is for Megatron's older models", "leave it out", ("use-legacy-models", "openai-gelu", "onnx-safe")),
     (
         "all groups must start from the same weights",

@@ -73,6 +73,16 @@ def resolve_model(ns: Namespace) -> None:
         ns.expert_tensor_parallel_size = ns.tensor_model_parallel_size
     if ns.use_rotary_position_embeddings:
         ns.position_embedding_type = "rope"
+    if ns.no_weight_decay_cond_type == "apply_wd_to_qk_layernorm":
+        ns.apply_wd_to_qk_layernorm = True
+    if ns.eval_iters == -1:  # as newer scripts say that nothing is evaluated
+        ns.eval_iters = 0
+    if ns.moe_token_dispatcher_type == "flex":
+        ns.moe_token_dispatcher_type = "alltoall"
+        ns.spare_notes += (
+            "--moe-token-dispatcher-type flex: tokens go to their experts by megatron-core's alltoall dispatcher, "
+            "which computes the same",
+        )
     if ns.recompute_activations:
         ns.recompute_granularity = "selective"
     if ns.tensor_model_parallel_size == 1:

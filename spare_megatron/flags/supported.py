@@ -22,5 +22,5 @@ def all_specs() -> tuple[FlagSpec, ...]:
 
 def nearest_of(name: str, known: Sequence[str]) -> str:
     """The end of the sentence about an unknown name: the one of ``known`` that is most like it, or 'see --help'."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.72)
     return f"; did you mean {close[0]}?" if close else " (see --help)"

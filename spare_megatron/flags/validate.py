@@ -165,7 +165,7 @@ def check_training(ns: Namespace) -> None:
     for name in ("log_interval", "eval_interval", "exit_interval", "exit_duration_in_mins", "tensorboard_log_interval"):
         value = getattr(ns, name)
         refuse(value is not None and value < 1, f"--{name.replace('_', '-')} is {value}, but must be at least 1")
-    refuse(ns.eval_iters < 0, f"--eval-iters is {ns.eval_iters}, but must not be negative")
+    refuse(ns.eval_iters < -1, f"--eval-iters is {ns.eval_iters}, but must not be negative; 0 or -1 evaluates nothing")
     refuse(ns.clip_grad < 0, f"--clip-grad is {ns.clip_grad}, but must not be negative; 0 clips nothing")
     for name in ("hidden_dropout", "attention_dropout"):
         value = getattr(ns, name)

@@ -145,6 +145,7 @@ class JobArguments:
             rope_scaling_factor=model.rope_scaling_factor,
             fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
             transformer_impl=model.transformer_impl or "auto",
+            experimental=model.enable_experimental,
             seed=self.training.seed,
             schedule=self.spare.schedule,
         )

@@ -155,7 +155,39 @@ def test_flags_whose_default_holds_are_refused_with_other_values() -> None:
         spec = specs[dest]
         words = [spec.names[0]] if spec.kind in ("on", "off") else [spec.names[0], "7"]
         with pytest.raises(ConfigError, match=f"{spec.names[0]} is not supported: "):
-            parser.parse(words)
+            parser.parse([*words, "--save", "somewhere"])
+    assert parser.parse(["--no-save-optim"]).no_save_optim, "nothing is saved"
+
+
+def test_every_unknown_flag_is_named_beside_the_refused_ones() -> None:
+    with pytest.raises(ConfigError) as error:
+        parser.parse(["--qk-clip", "--num-layer", "4", *(f"--other-{n}" for n in range(9)), "--seq-length", "8"])
+    lines = str(error.value).splitlines()
+    assert lines[0] == "there is no flag --num-layer; did you mean --num-layers?"
+    assert lines[4] == "nor are there flags --other-3 --other-4 --other-5 --other-6 --other-7 --other-8"
+    assert lines[5].startswith("--qk-clip is not supported: ")
+    assert len(lines) == 6
+
+
+def test_older_and_newer_ways_to_say_the_same() -> None:
+    job, namespace = parse_job(
+        [*SMALL.split(), *["--eval-iters", "-1", "--rotary-base", "500000.0", "--position-embedding-type", "rope"],
+         *["--no-weight-decay-cond-type", "apply_wd_to_qk_layernorm", "--enable-experimental"]]
+    )  # fmt: skip
+    assert (job.evaluation.eval_iters, job.model.rotary_base, namespace.apply_wd_to_qk_layernorm) == (0, 500000, True)
+    assert job.optimizer["apply_wd_to_qk_layernorm"]
+    assert job.settings(128).experimental
+    with pytest.raises(ConfigError, match=r"--rotary-base: takes a whole number, but got '1000\.5'"):
+        parser.parse(["--rotary-base", "1000.5"])
+
+
+def test_the_flex_dispatcher_is_alltoall_and_said() -> None:
+    words = f"{SMALL} --num-experts 4 --disable-bias-linear --moe-token-dispatcher-type flex --moe-deepep-num-sms 20"
+    job, namespace = parse_job([*words.split(), "--moe-flex-dispatcher-backend", "hybridep"])
+    assert job.transformer["moe_token_dispatcher_type"] == "alltoall"
+    said = " ".join(namespace.spare_notes)
+    for flag in ("--moe-token-dispatcher-type flex", "--moe-deepep-num-sms", "--moe-flex-dispatcher-backend"):
+        assert flag in said
 
 
 def test_flags_without_effect_are_taken_with_their_values_and_said_once() -> None:

@@ -75,7 +75,7 @@ BAD = [
     ("--weight-decay-incr-style linear", "needs --start-weight-decay and --end-weight-decay"),
     ("--hidden-dropout 1.0", "--hidden-dropout is 1.0, but must be in 0 <= x < 1"),
     ("--log-interval 0", "--log-interval is 0, but must be at least 1"),
-    ("--eval-iters -1", "--eval-iters is -1, but must not be negative"),
+    ("--eval-iters -2", "--eval-iters is -2, but must not be negative; 0 or -1 evaluates nothing"),
     ("--recompute-granularity full", "needs --recompute-method uniform or block"),
     ("--recompute-granularity selective --recompute-modules mlp", "add --disable-bias-linear"),
     ("--recompute-granularity selective --recompute-modules layernorm", "needs transformer-engine"),

@@ -48,7 +48,7 @@ COMBINATIONS = {
     "--expert-model-parallel-size 2": "give --num-experts 4",
     "--num-experts 2 --moe-router-topk 3 --disable-bias-linear": "use at most 2",
     "--num-experts 4 --tensor-model-parallel-size 2 --disable-bias-linear": "need --sequence-parallel; add it",
-    "--moe-token-dispatcher-type flex": "use alltoall or allgather",
+    "--moe-dispatch-fwd-dtype fp8": "leave it out",
     "--rampup-batch-size 4 3 100 --global-batch-size 16": "use multiples of 4, or add --decrease-batch-size-if-needed",
     "--optimizer dist_muon": "use --optimizer adam",
     f"--optimizer sgd {SPLIT}": "use --optimizer adam",

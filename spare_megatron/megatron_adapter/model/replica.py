@@ -21,6 +21,7 @@ from spare_megatron.megatron_adapter.shims import install_cpu_shims
 install_cpu_shims()
 
 from megatron.core import tensor_parallel
+from megatron.core.config import set_experimental_flag
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
@@ -177,6 +178,7 @@ def build_replica(
     Collective over the group. ConfigError for settings that cannot be trained correctly.
     """
     check_settings(settings, world.shape)
+    set_experimental_flag(settings.experimental)
     rng.seed_start(settings.seed, world.pipeline_rank)
     config = transformer_config(settings, world.shape)
     provider = model_provider or default_model_provider(settings, config)

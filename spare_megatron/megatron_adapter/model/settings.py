@@ -42,6 +42,8 @@ class MegatronSettings:
     fp16_lm_cross_entropy: bool = False
     transformer_impl: str = "auto"
     """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and there is CUDA."""
+    experimental: bool = False
+    """Whether megatron-core may use what it calls experimental."""
     seed: int = 1234
     schedule: str = "core"
     """'core': megatron-core's own pipeline schedules; 'tickets': our programs, on its forward and backward steps."""

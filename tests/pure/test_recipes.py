@@ -1,0 +1,43 @@
+"""Flags of recipes that people run (tests/data/recipes): what is taken stays so, and a refusal names every reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.recipes import FOLDER, of_mainline
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.flags import parser
+
+IN_THE_WAY = {
+    "ademamix": ("apertus70b", "apertus8b", "swissai_apertus1.5_70b_stage1"),
+    "--mtp-num-layers": (
+        *(f"best_run_deepseek_v3_{name}" for name in ("b200.1", "gb200.1", "gb300.1")),
+        *(f"best_run_deepseek_v3_h100.{n}" for n in (4, 5, 6, 8)),
+        *("best_run_next_80b.1", "dsv3nofsdp", "paidsv3", "zoo_DeepSeek-V3-Proxy", "zoo_Qwen3-Next-80B-A3B"),
+    ),
+    "--optimizer-cpu-offload": ("paimoon", *(f"best_run_deepseek_v3_h100.{n}" for n in (4, 5, 6, 8))),
+    "--no-save-optim": ("pailama31", "paiqwen25"),
+    "--enable-gpt-oss": ("gptoss",),
+    "--hybrid-override-pattern": ("paiqwen3next",),
+    "DeepSeekV3Tokenizer": ("rocm_deepseekv3",),
+    "Llama3Tokenizer": ("swallow31",),
+    "it has no checkpoint": ("swallowmix",),
+}
+"""What is refused -> the recipes that ask for it."""
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.args")), ids=lambda path: path.stem)
+def test_a_recipe_is_taken_or_told_all_that_is_in_its_way(path: Path) -> None:
+    """Flags that only a fork has are taken out. (Its sizes are checked by benchmarks/recipes.py.)"""
+    words, _ = of_mainline(path.read_text().splitlines())
+    reasons = [said for said, names in IN_THE_WAY.items() if path.stem in names]
+    if not reasons:
+        parser.parse(words)
+        return
+    with pytest.raises(ConfigError) as error:
+        parser.parse(words)
+    for said in reasons:
+        assert said in str(error.value)
+    assert len(str(error.value).splitlines()) == len(reasons)

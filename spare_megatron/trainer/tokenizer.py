@@ -7,6 +7,9 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 
+END_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+"""Flags that act at the ends of documents, and on nothing where the tokenizer has no token for them."""
+
 
 def padded(vocab_size: int, divisible_by: int, tensor: int) -> int:
     """The least multiple of ``divisible_by`` x tensor-parallel size that holds ``vocab_size`` ids."""
@@ -35,6 +38,9 @@ def build_tokenizer(args: Namespace) -> Any:
     from spare_megatron.megatron_adapter.data import tokenizers
 
     tokenizer = tokenizers.build_tokenizer(args)
+    for name in END_FLAGS:
+        if getattr(args, name):
+            tokenizers.needed_eod(tokenizer, args, f"--{name.replace('_', '-')}")
     args.padded_vocab_size = padded_vocabulary(int(tokenizer.vocab_size), args)
     args.spare_vocabulary_ids = int(tokenizer.vocab_size) + (args.vocab_extra_ids or 0)
     return tokenizer

@@ -71,19 +71,13 @@ class Encoder:
     def __init__(self, args: Namespace) -> None:
         from spare_megatron.megatron_adapter.data.batch_tokenizers import encode_many
         from spare_megatron.megatron_adapter.data.datasets import DType
-        from spare_megatron.megatron_adapter.data.tokenizers import build_tokenizer
+        from spare_megatron.megatron_adapter.data.tokenizers import build_tokenizer, needed_eod
 
         # the workers already run in parallel, so the tokenizer library needs no threads
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         self.keys = tuple(args.json_keys)
         tokenizer = build_tokenizer(args)
-        eod = tokenizer.eod if args.append_eod else None
-        if args.append_eod and eod is None:
-            raise ConfigError(
-                f"--append-eod needs an end-of-document token, but the tokenizer of {args.tokenizer_model} has none; "
-                "give it an eos_token or leave the flag out"
-            )
-        self.end = None if eod is None else np.array([eod])
+        self.end = np.array([needed_eod(tokenizer, args, "--append-eod")]) if args.append_eod else None
         self.encode_many = encode_many(tokenizer)
         self.dtype = np.dtype(DType.optimal_dtype(int(tokenizer.vocab_size)))
 
@@ -134,10 +128,11 @@ class Encoder:
             return b""
         together, fits = np.concatenate(tokens), np.iinfo(self.dtype)
         least, greatest = int(together.min()), int(together.max())
-        if least < fits.min or greatest > fits.max:
+        if least < 0 or greatest > fits.max:
+            wrong = least if least < 0 else greatest
             raise ConfigError(
-                f"a document from {block.where(0)} on has token id {max(least, greatest, key=abs)}, which "
-                f"{self.dtype} cannot hold; give a --vocab-size above the largest token id"
+                f"a document from {block.where(0)} on has token id {wrong}, which {self.dtype} cannot hold; "
+                + ("use a tokenizer without it" if wrong < 0 else "give a --vocab-size above the largest token id")
             )
         return together.astype(self.dtype).tobytes()
 

@@ -94,6 +94,28 @@ def gpt2_files(args: Namespace) -> Iterator[None]:
             entry["tokenizer_name"] = name
 
 
+def special_id(tokenizer: Any, name: str) -> int | None:
+    """The id of the special token ``name`` (eod, bos, pad, ...), or None where the tokenizer has none: then libraries
+    return None or -1, or raise an error."""
+    try:
+        found = getattr(tokenizer, name)
+    except (AttributeError, KeyError, IndexError, NameError, TypeError, ValueError, NotImplementedError):
+        return None
+    return None if found is None or int(found) < 0 else int(found)
+
+
+def needed_eod(tokenizer: Any, args: Namespace, flag: str) -> int:
+    """The id of the token that ends a document; ConfigError where ``flag`` needs it and the tokenizer has none."""
+    found = special_id(tokenizer, "eod")
+    if found is None:
+        raise ConfigError(
+            f"{flag} needs an end-of-document token, but {args.tokenizer_model or args.tokenizer_type} "
+            f"(--tokenizer-type {args.tokenizer_type}) has none; use a tokenizer with an eos token, trained with "
+            "an eos_id or with an eos_token in its tokenizer_config.json, or leave the flag out"
+        )
+    return found
+
+
 def check_vocab_size(args: Namespace, size: int) -> None:
     """ConfigError where --vocab-size differs from the number of ids of a tokenizer that defines it."""
     knows_better = args.tokenizer_type not in ("NullTokenizer", "TikTokenizer")

@@ -8,12 +8,14 @@ with a pair is reported here in one sentence; later it would be a stack trace ou
 from __future__ import annotations
 
 import struct
+import zlib
 from argparse import Namespace
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy
+import numpy.typing
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.blends import SPLITS, blends, split_shares
@@ -25,6 +27,22 @@ DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64
 TOKEN_DTYPES = ("uint8", "int8", "int16", "int32", "int64", "uint16")
 
 
+SEQUENCES_AT_ONCE = 1 << 20
+"""So many entries of an index are in memory at a time."""
+LOOKED_AT_MAX, LOOKED_AT_LEAST = 1 << 24, 1 << 20
+"""Tokens of which the ids are looked at: in all files together, and at least in each."""
+REMAKE = "copy the file again or make it anew with tools/preprocess_data.py"
+
+
+@dataclass(frozen=True)
+class TokenRange:
+    """The least and the greatest token id among the tokens that were looked at; -1 and -1 where there are none."""
+
+    least: int
+    greatest: int
+    looked_at: int
+
+
 @dataclass(frozen=True)
 class DataFile:
     """A pair of files that passed :func:`check_file`; numbers are those of its index."""
@@ -33,18 +51,23 @@ class DataFile:
     dtype: str
     sequences: int
     tokens: int
+    layout: int = field(default=0, compare=False)
+    """Checksum of the lengths and the documents' ends: all of a pair that cached sample indices depend on."""
 
-    def largest_token(self, sampled_max: int = 1 << 20) -> int:
-        """The largest token id in samples from the beginning, middle and end of the file; -1 for an empty file.
-
-        At most about ``sampled_max`` tokens are read, a third from each place.
-        """
+    def token_range(self, looked_at_max: int = LOOKED_AT_LEAST) -> TokenRange:
+        """The range of all tokens, or of about ``looked_at_max`` of them from the beginning, middle and end of the file
+        where there are more."""
         if self.tokens == 0:
-            return -1
+            return TokenRange(-1, -1, 0)
         tokens = numpy.memmap(f"{self.prefix}.bin", dtype=self.dtype, mode="r", shape=(self.tokens,))
-        part = max(1, sampled_max // 3)
+        if self.tokens <= looked_at_max:
+            return TokenRange(int(tokens.min()), int(tokens.max()), self.tokens)
+        part = max(1, looked_at_max // 3)
         starts = {0, max(0, self.tokens // 2 - part // 2), max(0, self.tokens - part)}
-        return max(int(tokens[start : start + part].max()) for start in starts)
+        parts = [tokens[start : start + part] for start in starts]
+        return TokenRange(
+            min(int(one.min()) for one in parts), max(int(one.max()) for one in parts), sum(len(one) for one in parts)
+        )
 
 
 def file_identities(prefixes: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -52,50 +75,102 @@ def file_identities(prefixes: Iterable[str]) -> dict[str, tuple[int, int]]:
     return {prefix: ((told := Path(f"{prefix}.bin").stat()).st_dev, told.st_ino) for prefix in prefixes}
 
 
-def check_file(prefix: str) -> DataFile:
-    """The pair of files of ``prefix``; ConfigError says what is wrong with it."""
+def check_file(prefix: str, offsets: bool = True) -> DataFile:
+    """The pair of files of ``prefix``; ConfigError says what is wrong with it: its header, its sizes, or an entry of
+    its index, which is read whole. ``offsets`` False: wrong byte offsets of sequences may be there."""
     index, data = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
     for path in (index, data):
         if not path.is_file():
             hint = "give the prefix without .bin" if prefix.endswith((".bin", ".idx")) else "give a prefix that exists"
             raise ConfigError(f"the data file {path} does not exist; {hint}, or make it with tools/preprocess_data.py")
-    remake = "copy the file again or make it anew with tools/preprocess_data.py"
     try:
         with index.open("rb") as file:
             head = file.read(HEADER_BYTES)
             index_bytes = index.stat().st_size
             if head[:9] != HEADER:
-                raise ConfigError(f"{index} is no index of a data file (its first bytes are {head[:9]!r}); {remake}")
+                raise ConfigError(f"{index} is no index of a data file (its first bytes are {head[:9]!r}); {REMAKE}")
             if len(head) < HEADER_BYTES:
                 raise ConfigError(
-                    f"{index} is cut off: it has {len(head)} of the {HEADER_BYTES} bytes of a header; {remake}"
+                    f"{index} is cut off: it has {len(head)} of the {HEADER_BYTES} bytes of a header; {REMAKE}"
                 )
             version, code, sequences, documents = struct.unpack("<QBQQ", head[9:])
             dtype = DTYPES.get(code, "")
             if version != 1 or dtype not in TOKEN_DTYPES:
                 raise ConfigError(
-                    f"{index} has version {version} and dtype code {code}, which hold no tokens; {remake}"
+                    f"{index} has version {version} and dtype code {code}, which hold no tokens; {REMAKE}"
                 )
             expected = HEADER_BYTES + sequences * 12 + documents * 8
             if index_bytes < expected:
                 raise ConfigError(
                     f"{index} is cut off: it has {index_bytes} bytes, but {sequences} sequences and {documents} "
-                    f"document ends take {expected}; {remake}"
+                    f"document ends take {expected}; {REMAKE}"
                 )
-            tokens = int(numpy.fromfile(file, dtype=numpy.int32, count=sequences).sum(dtype=numpy.int64))
+            itemsize = numpy.dtype(dtype).itemsize
+            tokens, layout = _checked_entries(index, sequences, documents, itemsize if offsets else None)
         data_bytes = data.stat().st_size
     except OSError as error:
         raise ConfigError(
             f"the data file {error.filename} cannot be read: {error.strerror}; check its rights"
         ) from None
-    expected = tokens * numpy.dtype(dtype).itemsize
+    expected = tokens * itemsize
     if data_bytes != expected:
         what = "cut off" if data_bytes < expected else "not the file of this index"
         raise ConfigError(
             f"{data} is {what}: it has {data_bytes} bytes, but its index counts {tokens} tokens of {dtype} = "
-            f"{expected} bytes; {remake}"
+            f"{expected} bytes; {REMAKE}"
         )
-    return DataFile(prefix, dtype, sequences, tokens)
+    return DataFile(prefix, dtype, sequences, tokens, layout)
+
+
+def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int | None) -> tuple[int, int]:
+    """Number of tokens and checksum (``DataFile.layout``) of an index; ConfigError for an entry that megatron-core
+    would believe. The offsets are checked where ``itemsize``, the bytes of a token, is given."""
+    raw = numpy.memmap(index, numpy.uint8, "r")
+    offsets_at = HEADER_BYTES + 4 * sequences
+    ends_at = offsets_at + 8 * sequences
+    lengths = numpy.frombuffer(raw, numpy.int32, sequences, HEADER_BYTES)
+    found = numpy.frombuffer(raw, numpy.int64, sequences, offsets_at)
+    ends = numpy.frombuffer(raw, numpy.int64, documents, ends_at)
+    tokens = layout = 0
+    for at in range(0, sequences, SEQUENCES_AT_ONCE):
+        part = lengths[at : at + SEQUENCES_AT_ONCE]
+        layout = zlib.crc32(part, layout)
+        if int(part.min()) < 0:
+            wrong = at + int((part < 0).argmax())
+            raise ConfigError(f"{index}: sequence {wrong} has {lengths[wrong]} tokens; {REMAKE}")
+        sums = numpy.cumsum(part, dtype=numpy.int64)
+        if itemsize is not None:
+            right = (sums - part + tokens) * itemsize
+            differs = found[at : at + SEQUENCES_AT_ONCE] != right
+            if differs.any():
+                wrong = int(differs.argmax())
+                raise ConfigError(
+                    f"{index}: sequence {at + wrong} begins at byte {found[at + wrong]} of the .bin file, as it says, "
+                    f"but the sequences before it take {right[wrong]} bytes: an older tool's numbers overflowed, or the "
+                    "file is damaged; tools/merge_datasets.py with the directory of the pair as --input writes them anew"
+                )
+        tokens += int(sums[-1])
+    _check_ends(index, ends, sequences)
+    return tokens, zlib.crc32(ends, layout)
+
+
+def _check_ends(index: Path, ends: numpy.typing.NDArray[numpy.int64], sequences: int) -> None:
+    """ConfigError where the documents' ends, as numbers of sequences, do not ascend from 0 to all of them."""
+    if not len(ends) or ends[0] != 0:
+        first = f"begin with {ends[0]}" if len(ends) else "are missing"
+        raise ConfigError(f"{index}: the ends of documents {first}, but must begin with 0; {REMAKE}")
+    falls = ends[1:] < ends[:-1]
+    if falls.any():
+        at = int(falls.argmax()) + 1
+        raise ConfigError(
+            f"{index}: document {at} ends before sequence {ends[at]}, and the one before it before sequence "
+            f"{ends[at - 1]}, but ends must ascend; {REMAKE}"
+        )
+    if ends[-1] != sequences:
+        raise ConfigError(
+            f"{index}: the last document ends before sequence {ends[-1]}, but there are {sequences}: an end is missing "
+            f"or the file is damaged; {REMAKE}"
+        )
 
 
 def check_split(file: DataFile, text: str) -> None:
@@ -120,22 +195,50 @@ def check_split(file: DataFile, text: str) -> None:
 def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
     """The data files that the flags name, checked; ``vocab_size`` None leaves token ids unchecked.
 
-    ConfigError for the first file that is damaged, is empty, is too short for --split, or has a token id of
-    ``vocab_size`` or above among those looked at. Cheap: it reads indices and about a million tokens of each file.
+    ConfigError for the first file that is damaged, is empty, is too short for --split, or has a token id below 0 or of
+    ``vocab_size`` or above among those looked at: all of them in files that are not large, see :func:`looked_at_max`.
     """
     blend, per_split = blends(args)
     prefixes = [*(blend or ([], None))[0]]
     prefixes += [prefix for part in per_split or [] if part for prefix in part[0]]
     files = [check_file(prefix) for prefix in dict.fromkeys(prefixes)]
+    most = looked_at_max(len(files))
     for file in files:
         if file.tokens == 0:
             raise ConfigError(f"{file.prefix}.bin has no tokens; make it anew with tools/preprocess_data.py")
         if blend is not None:
             check_split(file, args.split)
-        largest = file.largest_token()
-        if vocab_size is not None and largest >= vocab_size:
-            raise ConfigError(too_large(largest, vocab_size, f"{file.prefix}.bin"))
+        found = file.token_range(most)
+        if found.least < 0:
+            raise ConfigError(below_zero(found.least, f"{file.prefix}.bin"))
+        if vocab_size is not None and found.greatest >= vocab_size:
+            raise ConfigError(too_large(found.greatest, vocab_size, f"{file.prefix}.bin"))
     return files
+
+
+def looked_at_max(files: int) -> int:
+    """Number of tokens of each of so many files of which the ids are looked at; in a larger file, so many from the
+    beginning, middle and end."""
+    return max(LOOKED_AT_LEAST, LOOKED_AT_MAX // max(1, files))
+
+
+def looked_at(files: Sequence[DataFile]) -> list[str]:
+    """What was looked at of each file that is not looked at as a whole."""
+    most = looked_at_max(len(files))
+    return [
+        f"{file.prefix}.bin: the ids of about {most} of its {file.tokens} tokens were checked, from its beginning, "
+        "middle and end, and its whole index"
+        for file in files
+        if file.tokens > most
+    ]
+
+
+def below_zero(token: int, where: str) -> str:
+    """The error message for a negative token id."""
+    return (
+        f"{where} has token id {token}, but ids begin with 0: the tokenizer had no such token (an end that "
+        "--append-eod asked for, perhaps); use one that has it, and make the data anew with tools/preprocess_data.py"
+    )
 
 
 def too_large(token: int, vocab_size: int, where: str) -> str:

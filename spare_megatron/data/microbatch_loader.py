@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import default_collate
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.data.data_files import too_large
+from spare_megatron.data.data_files import below_zero, too_large
 from spare_megatron.data.sampling import SampleOrder
 
 Microbatch = Any
@@ -159,6 +159,9 @@ class MicrobatchLoader:
                     largest = int(tokens.max())
                     if largest >= self._vocab_size:
                         raise ConfigError(too_large(largest, self._vocab_size, f"sample {number} of the data"))
+                    # labels may be negative in a script's own data: ids that its loss leaves out
+                    if name == "tokens" and (least := int(tokens.min())) < 0:
+                        raise ConfigError(below_zero(least, f"sample {number} of the data"))
 
 
 def check_enough(name: str, dataset: Any, needed: int, kind: str) -> None:

@@ -144,17 +144,20 @@ def check_machine(ns: Namespace) -> None:
 
 def files_named(ns: Namespace) -> list[Path]:
     """The files that the job will read because a flag names them."""
-    from spare_megatron.flags.blends import blends
-
     named = [ns.tokenizer_model, ns.vocab_file, ns.merge_file, ns.tokenizer_metadata, ns.load, ns.data_args_path]
     paths = [Path(name) for name in named if name is not None]
-    if ns.per_split_data_args_path is None or Path(ns.per_split_data_args_path).exists():
-        blend, per_split = blends(ns)
-        prefixes = [prefix for part in (blend, *(per_split or [])) if part for prefix in part[0]]
-        paths += [Path(f"{prefix}{end}") for prefix in prefixes for end in (".bin", ".idx")]
-    else:
-        paths.append(Path(ns.per_split_data_args_path))
-    return paths
+    return paths + data_paths(ns)
+
+
+def data_paths(ns: Namespace) -> list[Path]:
+    """The data files that flags name, or the file that is to name them where it is not here."""
+    from spare_megatron.flags.blends import blends
+
+    if ns.per_split_data_args_path is not None and not Path(ns.per_split_data_args_path).exists():
+        return [Path(ns.per_split_data_args_path)]
+    blend, per_split = blends(ns)
+    prefixes = [prefix for part in (blend, *(per_split or [])) if part for prefix in part[0]]
+    return [Path(f"{prefix}{end}") for prefix in prefixes for end in (".bin", ".idx")]
 
 
 def model_elsewhere(ns: Namespace) -> str:

@@ -203,6 +203,10 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
         from spare_megatron.trainer.return_forecast import return_lines  # needs numpy
 
+        if all(path.exists() for path in check.data_paths(namespace)):
+            from spare_megatron.data.data_files import check_data
+
+            check_data(namespace, None)
         forecast = return_lines(namespace, shape, likely_vocabulary(namespace))
         sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
         raise SystemExit(0)

@@ -30,7 +30,7 @@ from spare_megatron.config.span_groups import span_groups
 from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
-from spare_megatron.data.data_files import check_data
+from spare_megatron.data.data_files import check_data, looked_at
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
 from spare_megatron.megatron_adapter import versions
@@ -137,7 +137,7 @@ def run_megatron_job(
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
     placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.group == 0 and place.is_leader and not place.place_file:
-        for sentence in (placement.reason, *job.notes):
+        for sentence in (placement.reason, *job.notes, *looked_at(files)):
             log.info("%s", sentence)
         slow = kernels.why_slow(compute_device().type) if exact else ""
         if slow:

@@ -11,7 +11,19 @@ import numpy
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.data.data_files import HEADER, DataFile, check_data, check_file, check_split
+from spare_megatron.data import data_files
+from spare_megatron.data.data_files import (
+    HEADER,
+    HEADER_BYTES,
+    LOOKED_AT_MAX,
+    DataFile,
+    TokenRange,
+    check_data,
+    check_file,
+    check_split,
+    looked_at,
+)
+from spare_megatron.data.preprocess import merge
 from spare_megatron.flags.blends import blend_of, blends, split_shares
 from tests.pure.flags_of_a_job import job_of
 
@@ -43,7 +55,7 @@ def pair(tmp_path: Path) -> Path:
 
 def test_a_whole_pair(pair: Path) -> None:
     assert check_file(str(pair)) == DataFile(str(pair), "uint16", 3, 6)
-    assert check_file(str(pair)).largest_token() == 900
+    assert check_file(str(pair)).token_range() == TokenRange(1, 900, 6)
     assert check_data(flags(data_path=[str(pair)]), 901) == [check_file(str(pair))]
 
 
@@ -75,6 +87,88 @@ def test_a_damaged_pair_is_one_sentence(pair: Path, damage: object, sentence: st
         check_file(str(pair))
 
 
+LENGTHS_AT, OFFSETS_AT, ENDS_AT = HEADER_BYTES, HEADER_BYTES + 3 * 4, HEADER_BYTES + 3 * 12
+
+
+def overwrite(prefix: Path, at: int, value: int, size: int) -> None:
+    """Put a little-endian number into an index."""
+    raw = bytearray(Path(f"{prefix}.idx").read_bytes())
+    raw[at : at + size] = value.to_bytes(size, "little", signed=True)
+    Path(f"{prefix}.idx").write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "size", "sentence"),
+    [
+        (LENGTHS_AT + 4, -2, 4, "data.idx: sequence 1 has -2 tokens; copy the file again"),
+        (
+            OFFSETS_AT + 16,
+            10 - 2**32,
+            8,
+            "sequence 2 begins at byte -4294967286 of .* take 10 bytes: .*merge_",
+        ),
+        (OFFSETS_AT, 2, 8, "sequence 0 begins at byte 2 of .* take 0 bytes"),
+        (ENDS_AT, 1, 8, "the ends of documents begin with 1, but must begin with 0"),
+        (
+            ENDS_AT + 8,
+            3,
+            8,
+            "document 2 ends before sequence 2, and the one before it before sequence 3, but",
+        ),
+        (ENDS_AT + 24, 2, 8, "the last document ends before sequence 2, but there are 3: an end is missing"),
+        (26, 3, 8, "the last document ends before sequence 2, but there are 3: an end is missing"),
+        (26, 0, 8, "the ends of documents are missing, but must begin with 0"),
+    ],
+)
+def test_what_megatron_core_would_believe_is_checked(pair: Path, at: int, value: int, size: int, sentence: str) -> None:
+    overwrite(pair, at, value, size)
+    with pytest.raises(ConfigError, match=sentence) as error:
+        check_file(str(pair))
+    assert "\n" not in str(error.value)
+
+
+def test_entries_are_checked_in_parts(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_files, "SEQUENCES_AT_ONCE", 2)
+    whole = check_file(str(pair))
+    assert whole.tokens == 6
+    overwrite(pair, OFFSETS_AT + 16, 6, 8)
+    with pytest.raises(ConfigError, match=r"sequence 2 begins at byte 6 of .* take 10 bytes"):
+        check_file(str(pair))
+    monkeypatch.undo()
+    write_pair(pair, [[1, 2, 3], [4, 5], [900]])
+    assert check_file(str(pair)).layout == whole.layout
+
+
+def test_merge_writes_wrong_offsets_anew(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = Path(f"{pair}.idx").read_bytes()
+    overwrite(pair, OFFSETS_AT + 16, 10 - 2**32, 8)
+    new = pair.parent.parent / f"{pair.parent.name}-merged"
+    assert merge.main(["--input", str(pair.parent), "--output-prefix", str(new)]) == 0
+    assert Path(f"{new}.idx").read_bytes() == before
+    overwrite(pair, ENDS_AT + 24, 2, 8)
+    assert merge.main(["--input", str(pair.parent), "--output-prefix", str(new)]) == 2
+    assert "an end is missing" in capsys.readouterr().err
+
+
+def test_negative_ids_are_refused_and_a_check_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pair(tmp_path / "data", [[1, 2, -1], [3, 4, -1]], "int32")
+    with pytest.raises(ConfigError, match=r"data\.bin has token id -1, but ids begin with 0: .*--append-eod"):
+        check_data(flags(data_path=[str(tmp_path / "data")]), 100)
+    words = f"--data-path {tmp_path / 'data'} --split 1,0,0 --spare-check"
+    with pytest.raises(ConfigError, match="has token id -1"):
+        job_of(words, drop=("--mock-data",))
+    write_pair(tmp_path / "data", [[1, 2, 0], [3, 4, 0]], "int32")
+    with pytest.raises(SystemExit) as ended:
+        job_of(words, drop=("--mock-data",))
+    assert ended.value.code == 0
+    assert "the flags are good" in capsys.readouterr().out
+
+
+def test_what_was_not_looked_at_is_said() -> None:
+    files = [DataFile("a", "uint16", 1, LOOKED_AT_MAX // 2), DataFile("b", "uint16", 1, LOOKED_AT_MAX)]
+    assert [text.split(":")[0] for text in looked_at(files)] == ["b.bin"]
+
+
 def test_a_prefix_with_its_ending_gets_a_hint(pair: Path) -> None:
     with pytest.raises(ConfigError, match=r"give the prefix without \.bin"):
         check_file(f"{pair}.bin")
@@ -85,12 +179,14 @@ def test_tokens_outside_the_vocabulary(pair: Path) -> None:
         check_data(flags(data_path=[str(pair)]), 900)
 
 
-def test_largest_token_looks_at_the_beginning_the_middle_and_the_end(tmp_path: Path) -> None:
+def test_a_large_file_is_looked_at_at_the_beginning_the_middle_and_the_end(tmp_path: Path) -> None:
     tokens = [1] * 3000
     tokens[1500] = 7
     tokens[2999] = 9
+    tokens[10] = 0
     write_pair(tmp_path / "d", [tokens], "int32")
-    assert check_file(str(tmp_path / "d")).largest_token(30) == 9
+    assert check_file(str(tmp_path / "d")).token_range(30) == TokenRange(1, 9, 30)
+    assert check_file(str(tmp_path / "d")).token_range(3000) == TokenRange(0, 9, 3000)
 
 
 def test_words_of_a_blend(pair: Path) -> None:

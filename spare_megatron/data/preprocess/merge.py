@@ -58,7 +58,7 @@ def pairs_of(args: argparse.Namespace) -> list[DataFile]:
         Path(args.output_prefix).name in prefixes
     ):
         raise ConfigError(f"--output-prefix {args.output_prefix} is one of the pairs to be merged; give another name")
-    found = [check_file(str(folder / prefix)) for prefix in prefixes]
+    found = [check_file(str(folder / prefix), offsets=False) for prefix in prefixes]
     for one in found:
         if one.dtype != found[0].dtype:
             raise ConfigError(

@@ -146,8 +146,8 @@ def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int 
                 wrong = int(differs.argmax())
                 raise ConfigError(
                     f"{index}: sequence {at + wrong} begins at byte {found[at + wrong]} of the .bin file, as it says, "
-                    f"but the sequences before it take {right[wrong]} bytes: an older tool's numbers overflowed, or the "
-                    "file is damaged; tools/merge_datasets.py with the directory of the pair as --input writes them anew"
+                    f"but the sequences before it take {right[wrong]} bytes: an older tool's numbers overflowed, or "
+                    "the file is damaged; tools/merge_datasets.py with the pair's directory as --input writes them anew"
                 )
         tokens += int(sums[-1])
     _check_ends(index, ends, sequences)

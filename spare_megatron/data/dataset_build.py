@@ -26,6 +26,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.data_files import DataFile
+from spare_megatron.data.stale_indices import drop_stale
 from spare_megatron.flags.batch_flags import train_samples
 from spare_megatron.flags.blends import blends
 
@@ -76,6 +77,8 @@ def build_datasets(
         return Datasets()
     built = Datasets()
     with built_by_one(cache_directory(args), fingerprint(args, counts, files)) if leads else contextlib.nullcontext():
+        if leads:
+            drop_stale(args.data_cache_path, files)
         for stage in [None] if chunks is None else range(chunks):
             given = call_provider(provider, counts, stage, args)
             if len(given) != 3:
@@ -136,7 +139,7 @@ def fingerprint(args: Namespace, counts: tuple[int, int, int], files: Sequence[D
     )
     facts = {name: getattr(args, name) for name in names}
     facts |= {"blends": blends(args), "counts": counts}
-    facts |= {"files": [(file.prefix, file.sequences, file.tokens) for file in files]}
+    facts |= {"files": [(file.prefix, file.sequences, file.tokens, file.layout) for file in files]}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
 

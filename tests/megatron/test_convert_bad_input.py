@@ -252,6 +252,16 @@ def test_parts_of_one_tensor_may_have_several_types(model: Callable[[str], Path]
     assert all(torch.equal(found[name].double(), mixed[name].double()) for name in mixed)
 
 
+def test_layers_may_have_several_types(model: Callable[[str], Path]) -> None:
+    """They are stored as one tensor, of which all had the type of the first layer."""
+    folder = model("llama")
+    tensors = weights(folder)
+    mixed = {name: one.to(torch.bfloat16) if "layers.0." in name else one for name, one in tensors.items()}
+    store(folder, mixed)
+    found = returned(folder)
+    assert all(torch.equal(found[name].double(), mixed[name].double()) for name in tensors)
+
+
 def test_weights_of_megatron_that_nobody_reads(model: Callable[[str], Path], capsys: Capture) -> None:
     """The same holds the other way round: args that know less than the files."""
     from argparse import Namespace

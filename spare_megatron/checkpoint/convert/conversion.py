@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from spare_megatron.checkpoint.convert import hugging_face, layout, mp_rank, tok
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import (
     IDS,
-    WORDS,
     Entry,
     ModelShape,
     TensorSource,
@@ -30,6 +30,7 @@ from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 
+_NUMBER = re.compile(r"\.\d+\.")
 FLAGS_FILE = "model_flags.txt"
 
 
@@ -59,6 +60,10 @@ class Prepared:
     def __init__(self, source: TensorSource, shape: ModelShape, dtype: torch.dtype | None) -> None:
         self._source, self._dtype, self.shape = source, dtype, shape
         self.iteration, self.args, self.folder = source.iteration, source.args, source.folder
+        self._types: dict[str, torch.dtype] = {}
+        for entry in entries(shape) if dtype is None else ():
+            found, key = source.dtype(entry), _without_numbers(entry)
+            self._types[key] = torch.promote_types(self._types.get(key, found), found)
 
     def read(self, entry: Entry) -> torch.Tensor:
         tensor = self._source.read(entry)
@@ -68,10 +73,15 @@ class Prepared:
             raise ConfigError(
                 f"{entry.name} has shape {tuple(tensor.shape)}, but by its flags the model has {entry.shape}"
             )
-        return tensor.to(self._dtype or tensor.dtype)
+        return tensor.to(self.dtype(entry))
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        return self._dtype or self._source.dtype(entry)
+        """One type for all layers, because torch_dist stores them as one tensor: the type that holds every value."""
+        return self._dtype or self._types[_without_numbers(entry)]
+
+
+def _without_numbers(entry: Entry) -> str:
+    return _NUMBER.sub(".N.", entry.name)
 
 
 def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
@@ -201,7 +211,7 @@ def _bytes(entry: Entry, source: TensorSource) -> int:
 
 def _args(source: Prepared, new: Layout, wish: Wish, save_dir: Path) -> Mapping[str, Any]:
     """Megatron's args of the result: those of the checkpoint that was read, with what a conversion changes."""
-    dtype = source.dtype(Entry(WORDS, ()))
+    dtype = source.dtype(entries(source.shape)[0])
     values = {**source.args, **args_of_shape(source.shape, dtype, new.tensor, new.pipeline, new.expert)}
     for name in ("consumed_train_samples", "consumed_valid_samples", "seq_length"):
         values[name] = source.args.get(name, values[name])

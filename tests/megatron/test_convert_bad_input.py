@@ -326,6 +326,36 @@ def test_a_safetensors_header_that_contradicts_itself(
     refused(folder, capsys, sentence)
 
 
+def test_a_cut_checkpoint_of_megatron(model: Callable[[str], Path], capsys: Capture) -> None:
+    """Megatron-LM's have no manifest: their own metadata say how long the files are."""
+    folder = model("llama")
+    top = folder.parent
+    run(folder, top / "core", "hf", "core")
+    directory = top / "core" / "iter_0000001"
+    (directory / "spare_manifest.json").unlink()
+    words = ["--model-type", "GPT", "--load-dir", str(top / "core"), "--save-dir", str(top / "x"), "--saver"]
+    capsys.readouterr()
+    for name, end in (("__0_0.distcp", "copy"), (".metadata", "use another checkpoint")):
+        data = (directory / name).read_bytes()
+        for size in (0, 1, len(data) // 2, len(data) - 1):
+            (directory / name).write_bytes(data[:size])
+            for saver in ("hf", "legacy"):
+                assert convert.main([*words, saver]) == 2
+                error = capsys.readouterr().err
+                assert name in error
+                assert end in error
+                assert error.count("\n") == 1
+                assert not (top / "x").exists()
+        (directory / name).write_bytes(data)
+    for text in ("9" * 5000, "2", "", "iter", "-1"):
+        (top / "core" / "latest_checkpointed_iteration.txt").write_text(text)
+        assert convert.main([*words, "hf"]) == 2
+        assert "correct the file" in capsys.readouterr().err
+    (top / "core" / "latest_checkpointed_iteration.txt").unlink()
+    assert convert.main([*words, "hf"]) == 0
+    assert same(weights(top / "x"), weights(folder))
+
+
 def test_damaged_bin_files(model: Callable[[str], Path], capsys: Capture) -> None:
     folder = model("llama")
     tensors = weights(folder)

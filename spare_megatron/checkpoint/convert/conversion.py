@@ -112,13 +112,13 @@ def _iteration(load_dir: Path) -> Path:
     tracker = load_dir / folder.TRACKER
     if tracker.is_file():
         word = tracker.read_bytes().decode(errors="replace").strip()
-        numbered = word.isascii() and word.isdigit()
+        numbered = word.isascii() and word.isdigit() and len(word) < 20
         directory = load_dir / (folder.iteration_name(int(word)) if numbered else "release")
         if (numbered or word == "release") and directory.is_dir():
             return directory
         raise ConfigError(
-            f"{tracker} says {word!r}, but there is no such checkpoint; correct the file or give the checkpoint's own "
-            "directory with --load-dir"
+            f"{tracker} says {word[:60]!r}, but there is no such checkpoint; correct the file or give the checkpoint's "
+            "own directory with --load-dir"
         )
     found = folder.iterations(load_dir)
     return load_dir / folder.iteration_name(found[0]) if found else load_dir

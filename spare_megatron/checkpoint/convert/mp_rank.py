@@ -67,7 +67,7 @@ class MpRankSource:
         files = {path.name: path / FILE for path in sorted(directory.iterdir()) if _RANK.match(path.name)}
         first = _load(next(iter(files.values())))
         args = first.get("args")
-        if args is None:
+        if not isinstance(args, argparse.Namespace):
             raise ConfigError(
                 f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
             )

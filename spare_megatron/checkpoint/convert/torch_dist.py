@@ -85,7 +85,7 @@ class TorchDistSource:
 
     def __init__(self, directory: Path, common: Mapping[str, Any]) -> None:
         self.folder = directory
-        if "args" not in common:
+        if not isinstance(common.get("args"), Namespace):
             raise ConfigError(
                 f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
             )
@@ -101,7 +101,22 @@ class TorchDistSource:
         except Exception as error:  # a damaged pickle may raise anything
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise ConfigError(f"{directory}/.metadata cannot be read ({reason}); use another checkpoint") from error
+        self._check_sizes()
         self._refuse_unread()
+
+    def _check_sizes(self) -> None:
+        """Files that are cut are found before anything is read; those of Megatron-LM have no manifest that says it."""
+        ends: dict[str, int] = {}
+        for place in (self._metadata.storage_data or {}).values():
+            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
+        for name, end in sorted(ends.items()):
+            path = self.folder / name
+            if not path.is_file():
+                raise ConfigError(f"{path} is missing; copy all files of the checkpoint")
+            if path.stat().st_size < end:
+                raise ConfigError(
+                    f"{path} has {path.stat().st_size} bytes, but .metadata says {end}: it is cut; copy it again"
+                )
 
     def _refuse_unread(self) -> None:
         """Weights that no tensor of the model is read from would be lost without a word."""
@@ -119,7 +134,11 @@ class TorchDistSource:
         chunk = ChunkStorageMetadata(torch.Size((*place, *(0,) * (len(sizes) - len(place)))), torch.Size(sizes))
         target = torch.empty(sizes, dtype=stored.properties.dtype)
         planner = _Region(create_read_items_for_chunk_list(key, stored, [chunk]), target)
-        self._reader.read_data(LoadPlan(planner.items), planner).wait()
+        try:
+            self._reader.read_data(LoadPlan(planner.items), planner).wait()
+        except Exception as error:  # torch raises many kinds for damaged files
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise ConfigError(f"{self.folder}: {key} cannot be read ({reason}); use another checkpoint") from error
         return target.reshape(sizes[len(place) :])
 
     def dtype(self, entry: Entry) -> torch.dtype:

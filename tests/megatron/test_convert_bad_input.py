@@ -4,6 +4,7 @@ code 2, and leaves nothing behind."""
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -368,6 +369,44 @@ def test_damaged_bin_files(model: Callable[[str], Path], capsys: Capture) -> Non
         refused(folder, capsys, "pytorch_model.bin", "fetch it again")
     torch.save([1, 2], folder / "pytorch_model.bin")
     refused(folder, capsys, "other things than named tensors")
+
+
+@pytest.mark.parametrize("saver", ["core", "legacy", "hf"])
+def test_a_disk_that_ends_leaves_nothing(saver: str, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    origin, loader = folder, "hf"
+    if saver == "hf":
+        origin, loader = folder.parent / "core", "core"
+        run(folder, origin, "hf", "core")
+    save = folder.parent / "x"
+    words = ["--model-type", "GPT", "--loader", loader, "--load-dir", str(origin), "--save-dir", str(save)]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # no file may be longer, as on a full disk
+    try:
+        capsys.readouterr()
+        assert convert.main([*words, "--saver", saver]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    sentences = [line for line in capsys.readouterr().err.splitlines() if "MiB" not in line]
+    assert len(sentences) == 1
+    assert "File too large" in sentences[0]
+    assert not save.exists()
+    assert convert.main([*words, "--saver", saver]) == 0
+
+
+def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    top = folder.parent
+    run(folder, top / "legacy", "hf", "legacy")
+    path = top / "legacy" / "iter_0000001" / "mp_rank_00" / "model_optim_rng.pt"
+    state = torch.load(path, weights_only=False)
+    state["model"]["decoder.final_layernorm.weight"] = torch.ones(63)
+    torch.save(state, path)
+    words = ["--model-type", "GPT", "--load-dir", str(top / "legacy"), "--save-dir", str(top / "x"), "--saver"]
+    for saver in ("core", "legacy", "hf"):
+        assert convert.main([*words, saver]) == 2
+        assert "decoder.final_layernorm.weight has shape (63,)" in capsys.readouterr().err
+        assert not (top / "x").exists()
 
 
 # ---------------------------------------------------------------- the config

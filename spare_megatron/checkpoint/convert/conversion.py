@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -185,24 +187,35 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     if directory.exists():
         raise ConfigError(f"{directory} exists already; give another --save-dir")
     partial = save_dir / folder.PARTIAL / f"{directory.name}.convert"
-    folder.discard_partials(save_dir)
-    partial.parent.mkdir(parents=True, exist_ok=True)
-    travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
-    args = _args(prepared, new, wish, save_dir)
-    try:
+    with _removed_on_error(save_dir):
+        folder.discard_partials(save_dir)
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
+        args = _args(prepared, new, wish, save_dir)
         if wish.saver == "torch_dist":
             torch_dist.write(prepared, partial, args, new, told)
             folder.write_manifest(partial, entries_of(partial))
         else:
             mp_rank.write(prepared, partial, args, new, wish.implementation, told)
-    except BaseException:
-        folder.discard_partials(save_dir)
-        raise
     folder.publish(partial, save_dir, prepared.iteration)
     folder.discard_partials(save_dir)
     words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))
     (save_dir / FLAGS_FILE).write_text(shlex.join(words) + "\n")
     return _sentence(found, wish.saver, prepared, save_dir, travelled)
+
+
+@contextmanager
+def _removed_on_error(save_dir: Path) -> Iterator[None]:
+    """Remove what an error inside leaves of a checkpoint, and ``save_dir`` if it was made inside."""
+    new = not save_dir.exists()
+    try:
+        yield
+    except BaseException:
+        if new:
+            shutil.rmtree(save_dir, ignore_errors=True)
+        else:
+            folder.discard_partials(save_dir)
+        raise
 
 
 def _bytes(entry: Entry, source: TensorSource) -> int:

@@ -8,6 +8,7 @@ no rank's model is ever in memory as a whole. Only weights are converted.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -204,8 +205,11 @@ def write(
     for rank in ranks:
         folder = rank_directory(directory, *rank, layout)
         folder.mkdir(parents=True)
-        with skip_data():  # reserves space in the file for tensors whose values follow
-            torch.save({**top, "model": _empty(source, rank, layout, implementation)}, folder / FILE)
+        with (folder / FILE).open("wb") as file:
+            with skip_data():  # leaves holes in the file for tensors whose values follow
+                torch.save({**top, "model": _empty(source, rank, layout, implementation)}, file)
+            file.flush()
+            os.posix_fallocate(file.fileno(), 0, file.tell())  # a full disk is an error here; in a mapping it kills
     files = {rank: rank_directory(directory, *rank, layout) / FILE for rank in ranks}
     with _shared_mappings():
         states = {rank: _load(path)["model"] for rank, path in files.items()}

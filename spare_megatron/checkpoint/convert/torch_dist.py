@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -200,7 +201,10 @@ def write(
     writer = FileSystemWriter(str(directory), single_file_per_rank=True, thread_count=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-        dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+        try:
+            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+        except CheckpointException as error:  # torch's wrapping of what happened, which is no Exception
+            raise next(iter(error.failures.values()))[0] from None
     common = {
         "args": Namespace(**args),
         "checkpoint_version": 3.0,

@@ -32,6 +32,7 @@ OF_A_JOB = {
         "summary.json",
     ),
     *("model_flags.txt", "spare_choice.json", "spare_manifest.json"),
+    *("config.json", "generation_config.json"),
     *("choice-life-L.json", "choice-life-N.json"),
     *("errors/", "injected/", "leaders/", "logs/", "partial/", "rank_times/", "stage/", "standbys/", "terms/"),
     *("tls/", "RUN_DIR/tls"),

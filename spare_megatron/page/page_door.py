@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import hdrs, web
@@ -66,8 +67,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def door(token: str) -> Middleware:
-    """Lets through who may ask, and nobody else."""
+def door(token: str, let_in: Callable[[object], bool]) -> Middleware:
+    """Lets through who may ask, and nobody else. ``let_in`` is asked of a connection whose request may be answered."""
 
     @web.middleware
     async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -78,6 +79,8 @@ def door(token: str) -> Middleware:
             return _refused(401, why, {"WWW-Authenticate": "Bearer"})
         if not token and not is_loopback(_host(request)):
             return _refused(403, "without --token-file the page answers to localhost and 127.0.0.1 alone")
+        if not let_in(request.protocol):
+            return closing(_refused(503, "too many connections are open; close one"))
         try:
             return await handler(request)
         except web.HTTPNotFound:
@@ -97,6 +100,13 @@ def _host(request: web.Request) -> str:
         return split_address(request.host)[0]
     except ValueError:
         return request.host.strip("[]")
+
+
+def closing(response: web.Response) -> web.Response:
+    """An answer after which the connection ends; the header alone would not end it."""
+    response.force_close()
+    response.headers[hdrs.CONNECTION] = "close"
+    return response
 
 
 def _refused(status: int, why: str, headers: dict[str, str] | None = None) -> web.Response:

@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from aiohttp.log import server_logger
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.host_port import join_address
+from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import glance
 from spare_megatron.page.event_streams import STREAMS_MAX, EventStream, EventStreams
@@ -29,7 +31,8 @@ from spare_megatron.page.exposition import exposition
 from spare_megatron.page.followed_run import FollowedRun
 from spare_megatron.page.frame import Frame
 from spare_megatron.page.log_files import end_of, group_logs, job_logs
-from spare_megatron.page.page_door import HEADERS, door
+from spare_megatron.page.page_door import HEADERS, closing, door
+from spare_megatron.page.visitors import BoundedSite, Visitors
 
 LOOK_S = 0.5
 """Time between two looks into a run directory."""
@@ -66,8 +69,9 @@ class PageServer:
     def __init__(self, runs: Sequence[FollowedRun], token: str) -> None:
         self._runs = runs
         self._streams = EventStreams(self._whole)
+        self.visitors = Visitors(_say)
         self._page, self._policy = page_text()
-        self.app = web.Application(middlewares=[door(token)])
+        self.app = web.Application(middlewares=[door(token, self.visitors.let_in)])
         self.app.add_routes(
             [
                 web.get("/", self._show),
@@ -116,7 +120,7 @@ class PageServer:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if self._streams.full:
             why = f"{STREAMS_MAX} event streams are open, and no more are served; close one\n"
-            return web.Response(status=503, text=why, headers=HEADERS | {hdrs.CONNECTION: "close"})
+            return closing(web.Response(status=503, text=why, headers=HEADERS))
         response = web.StreamResponse(headers=HEADERS | {hdrs.CONTENT_TYPE: "text/event-stream"})
         with self._streams.stream() as stream, contextlib.suppress(ConnectionError):
             await response.prepare(request)
@@ -179,11 +183,12 @@ def _log_end(run: FollowedRun, group: str, name: str) -> str:
 async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunner, int]:
     """Serve until the runner's cleanup; also the port. Raises ConfigError where the address cannot be had."""
     server_logger.addFilter(_is_ours)
+    raise_descriptor_limit()
     runner = web.AppRunner(
         server.app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=15.0, handler_cancellation=True
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port)
+    site = BoundedSite(runner, host, port, server.visitors)
     try:
         await site.start()
     except OSError as error:
@@ -195,6 +200,10 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
         other = f"; {join_address(host, free)} is free" if free else ""
         raise ConfigError(f"--listen {where} is in use by another process{other}") from None
     return runner, int(runner.addresses[0][1])
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"spare-page: {text}\n")
 
 
 def _is_ours(record: logging.LogRecord) -> bool:

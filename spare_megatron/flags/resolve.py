@@ -17,6 +17,8 @@ from spare_megatron.config.place import WorldHint
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.batch_flags import batch_plan, resolve_largest
+from spare_megatron.flags.stage_layout import FLAG as LAYOUT
+from spare_megatron.flags.stage_layout import check_layout, layout_text
 
 
 def need(namespace: Namespace, dest: str, example: str) -> Any:
@@ -189,13 +191,9 @@ def resolve_stages(ns: Namespace) -> None:
             )
         chunks = layers // unit
     if ns.pipeline_model_parallel_layout is not None:
-        stages = ns.pipeline_model_parallel_layout.count("|") + 1
-        if stages % pipeline:
-            raise ConfigError(
-                f"--pipeline-model-parallel-layout has {stages} stages, not a multiple of "
-                f"--pipeline-model-parallel-size {pipeline}; use {nearest_multiple(stages, pipeline)} stages"
-            )
-        chunks = stages // pipeline
+        stages = check_layout(ns.pipeline_model_parallel_layout, pipeline, ns.num_layers)
+        ns.spare_notes += (f"{LAYOUT}: {layout_text(stages, pipeline)}",)
+        chunks = len(stages) // pipeline
     ns.virtual_pipeline_model_parallel_size = None if chunks in (None, 1) else chunks
     ns.overlap_p2p_comm = ns.overlap_p2p_comm and ns.virtual_pipeline_model_parallel_size is not None
     ns.transformer_pipeline_model_parallel_size = pipeline

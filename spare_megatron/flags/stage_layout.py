@@ -1,0 +1,68 @@
+"""Reads ``--pipeline-model-parallel-layout`` as megatron-core does, without importing it.
+
+The language is that of megatron-core's ``PipelineParallelLayerLayout``: stages are separated by ``|``; a stage is a
+word of the letters E (embedding), t (a decoder layer), m (a layer of multi-token prediction) and L (loss); ``x*n``
+repeats a letter or a bar, ``(...)*n`` what is in the parentheses, of which there is one level; commas are for the eye.
+A test compares the two readers.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
+
+FLAG = "--pipeline-model-parallel-layout"
+LETTERS = {"E": "embedding", "t": "layer", "m": "layer of multi-token prediction", "L": "loss"}
+STAGES_MAX = 4096
+
+
+def stages_of(text: str) -> list[str]:
+    """The stages of a layout, each a word of :data:`LETTERS`; ConfigError where a part cannot be read."""
+    repeats = [int(times) for times in re.findall(r"\*(\d+)", text)]
+    if any(times > STAGES_MAX for times in repeats):
+        raise ConfigError(f"{FLAG} {text!r} repeats a part {max(repeats)} times; the most is {STAGES_MAX}")
+    spread = text.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        spread = re.sub(pattern, lambda found: found.group(1) * int(found.group(2)), spread)
+    strange = sorted(set(spread) - {*LETTERS, "|"})
+    if strange:
+        raise ConfigError(
+            f"{FLAG} {text!r} has {' '.join(map(repr, strange))}; a stage is made of E, t, m and L, stages are "
+            "separated by |, and parts are repeated by x*n or (...)*n, as in 'Et*3|(tt|)*14tL'"
+        )
+    return spread.split("|")
+
+
+def check_layout(text: str, pipeline: int, layers: int) -> list[str]:
+    """The stages, where they fit ``pipeline`` ranks and a model of ``layers`` decoder layers; else ConfigError."""
+    stages = stages_of(text)
+    if len(stages) % pipeline:
+        nearest = max(1, round(len(stages) / pipeline)) * pipeline
+        raise ConfigError(
+            f"{FLAG} has {counted(len(stages), 'stage')}, not a multiple of --pipeline-model-parallel-size {pipeline}; "
+            f"use {nearest} stages"
+        )
+    flat = "".join(stages)
+    for letter, place in (("E", 0), ("L", -1)):
+        if flat.count(letter) != 1 or flat[place] != letter:
+            where = "begin" if letter == "E" else "end"
+            raise ConfigError(f"{FLAG} {text!r} must {where} with {letter}, for the {LETTERS[letter]}, and have one")
+    if "m" in flat:
+        raise ConfigError(f"{FLAG} {text!r} has layers of multi-token prediction, which are not supported; leave out m")
+    if flat.count("t") != layers:
+        raise ConfigError(
+            f"{FLAG} has {counted(flat.count('t'), 'layer')} (t) and --num-layers is {layers}; let them agree"
+        )
+    return stages
+
+
+def layout_text(stages: list[str], pipeline: int) -> str:
+    """What each rank of a pipeline builds: '2 stages on each of 4 ranks; layers of the stages: E+3, 2 x 6, 1+L'."""
+    words = ["+".join(filter(None, ("E" * ("E" in one), f"{one.count('t')}", "L" * ("L" in one)))) for one in stages]
+    runs = [(word, len(list(same))) for word, same in groupby(words)]
+    shown = ", ".join(word if count == 1 else f"{count} x {word}" for word, count in runs)
+    each = f"{counted(len(stages) // pipeline, 'stage')} on each of {counted(pipeline, 'rank')}"
+    return f"{each}; layers of the stages: {shown}"

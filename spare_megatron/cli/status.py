@@ -54,6 +54,19 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     }
 
 
+def readable_status(run_dir: RunDirectory) -> tuple[dict[str, Any], str]:
+    """:func:`status_of`, and its text; ConfigError too where a file is not one that a coordinator has written."""
+    try:
+        status = status_of(run_dir)
+        return status, status_text(status)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"{run_dir.path} cannot be shown: status.json or summary.json is damaged ({type(error).__name__}: "
+            f"{reason}); a running job writes status.json anew, else look at journal.jsonl and metrics.jsonl"
+        ) from error
+
+
 def rounded(wall_time: WallTime) -> dict[str, float]:
     """The parts of the wall time, in seconds."""
     return {name: round(seconds, 3) for name, seconds in wall_time.parts.items()}
@@ -67,12 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.watch:
             watch(RunFiles(run_dir))
             return int(ExitCode.FINISHED)
-        status = status_of(run_dir)
+        status, text = readable_status(run_dir)
         picture = RunFiles(run_dir).look() if args.wall_time else None
     except ConfigError as error:
         sys.stderr.write(f"spare-status: {error}\n")
         return int(ExitCode.BAD_INPUT)
-    lines = [status_text(status)]
+    lines = [text]
     if picture is not None:
         wall_time = picture.wall_time()
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}

@@ -9,7 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.flags.blends import left_out
+from spare_megatron.flags.blends import blends, left_out
 
 
 def resolve_data(ns: Namespace) -> None:
@@ -22,7 +22,10 @@ def resolve_data(ns: Namespace) -> None:
             ns.data_path = read_words(Path(ns.data_args_path), "--data-args-path")
     if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
         ns.split = "969, 30, 1"
-    ns.spare_notes += tuple(left_out(ns))
+    per_split = ns.per_split_data_args_path
+    if per_split is None or not ns.spare_check or Path(per_split).exists():
+        blends(ns)  # refuses what is no blend before anything starts
+        ns.spare_notes += tuple(left_out(ns))
     if ns.dataloader_type is None:
         ns.dataloader_type = "single"
 

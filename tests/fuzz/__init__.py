@@ -28,6 +28,9 @@ from hypothesis import strategies as st
 FUZZERS = {
     "pairs": "tests.fuzz.pairs",
     "text": "tests.fuzz.text",
+    "flags": "tests.fuzz.flag_files",
+    "tracker": "tests.fuzz.tracker",
+    "runs": "tests.fuzz.runs",
 }
 """Name on the command line -> module."""
 ROUND = 50

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.cli import report
+from spare_megatron.cli import report, status
 from spare_megatron.cli.status_changes import StatusChanges
 from spare_megatron.cli.status_screen import screen
 from spare_megatron.config.errors import ConfigError
@@ -371,3 +371,12 @@ def test_the_watching_ends_with_the_job(run: Written) -> None:
     run.job.leave(1.0)
     run.go_on()
     assert RunFiles(run.dir).look().is_over
+
+
+@pytest.mark.parametrize("text", ["[]", "5", "{", '{"step": 3}', "\x00", '{"time_unix_s": "now"}'])
+def test_a_status_that_is_none_is_one_sentence(run: Written, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run.dir.status.write_text(text)
+    assert status.main([str(run.dir.path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"spare-status: {run.dir.path} cannot be shown: status.json or summary.json is damaged (")
+    assert said.count("\n") == 1

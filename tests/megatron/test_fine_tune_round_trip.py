@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +189,30 @@ def test_files_of_another_model_are_moved_aside(tmp_path: Path) -> None:
     assert carry(save, save) is None
     assert carry(tmp_path / "without", save) is None
     assert (save / FOLDER / "config.json").read_text() == "2"
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_all_groups_carry_at_once(before: bool, tmp_path: Path) -> None:
+    from spare_megatron.checkpoint.convert.tokenizer_files import FOLDER, carry
+
+    (tmp_path / "one" / FOLDER).mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "vocab.json"):
+        (tmp_path / "one" / FOLDER / name).write_text(name * 100)
+    for number in range(20):
+        save = tmp_path / f"save{number}"
+        if before:
+            (save / FOLDER).mkdir(parents=True)
+            (save / FOLDER / "config.json").write_text("other")
+        gate = threading.Barrier(8)
+
+        def group(save: Path = save, gate: threading.Barrier = gate) -> Path | None:
+            gate.wait()
+            return carry(tmp_path / "one", save)
+
+        with ThreadPoolExecutor(8) as groups:
+            moved = [one.result() for one in [groups.submit(group) for _ in range(8)]]
+        assert (save / FOLDER / "vocab.json").read_text() == "vocab.json" * 100
+        left = {path.name for path in save.iterdir()}
+        assert left == {FOLDER, *(path.name for path in moved if path)}
+        olds = [(save / name / "config.json").read_text() for name in left - {FOLDER}]
+        assert ("other" in olds) == before

@@ -6,10 +6,12 @@ import filecmp
 import os
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 FOLDER = "hugging_face"
 """The folder inside a ``--save`` directory that holds these files."""
+_ATTEMPTS, _PAUSE_S = 20, 0.05
 NAMES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "vocab.txt", "spiece.model", "chat_template.jinja", "chat_template.json"),
@@ -36,21 +38,30 @@ def carry(load_dir: Path, save: Path) -> Path | None:
     if not names or _same(origin, target):
         return None
     save.mkdir(parents=True, exist_ok=True)
-    made, aside = Path(tempfile.mkdtemp(prefix=f".{FOLDER}.", dir=save)), None
+    made = Path(tempfile.mkdtemp(prefix=f".{FOLDER}.", dir=save))
     try:
         made.chmod(0o755)
         for name in names:
             shutil.copyfile(origin / name, made / name)
-        if target.exists():
-            aside = Path(tempfile.mkdtemp(prefix=f"{FOLDER}.before.", dir=save))
-            os.replace(target, aside)
-        os.rename(made, target)
-    except OSError:
-        if not _same(origin, target):  # else another group was faster
-            raise
+        aside = save / f"{FOLDER}.before.{made.name.rpartition('.')[2]}"
+        for attempt in range(_ATTEMPTS):
+            there = target.exists()
+            if _same(origin, target):  # another group was faster
+                break
+            try:
+                if there:
+                    os.rename(target, aside)
+                os.rename(made, target)
+                break
+            except OSError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                time.sleep(_PAUSE_S)
+        if _same(origin, aside):  # what was moved was another group's, made in between
+            shutil.rmtree(aside)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return aside
+    return aside if aside.exists() else None
 
 
 def _names(folder: Path) -> list[str]:
@@ -60,7 +71,10 @@ def _names(folder: Path) -> list[str]:
 def _same(one: Path, other: Path) -> bool:
     """Whether two folders hold the same of these files."""
     names = _names(one)
-    return names == _names(other) and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
+    try:
+        return names == _names(other) and all(filecmp.cmp(one / name, other / name, shallow=False) for name in names)
+    except FileNotFoundError:  # one is being moved
+        return False
 
 
 def copy(origin: Path, target: Path, *, config: bool) -> list[str]:

@@ -92,13 +92,13 @@ def departures(run_dir: RunDirectory, groups: Sequence[int]) -> Iterator[tuple[i
     while there:
         status = glance(run_dir.status)
         if status is not None and (seen or status["phase"] not in EARLY):
-            over, wanted = status["phase"] != "running", seen.intersection(status["drained"])
+            over, wanted = status["phase"] != "running", seen.intersection(status.get("drained", []))
             for group in sorted(there):
                 out = str(group) not in status["live"]
                 if out or over or group in seen - wanted:
                     there.remove(group)
                     yield group, status["step"] if out and not over else None
-            seen |= there.intersection(status["drained"])
+            seen |= there.intersection(status.get("drained", []))
         time.sleep(LOOK_S if there else 0.0)
 
 

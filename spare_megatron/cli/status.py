@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
+from spare_megatron.control.disk import words
 from spare_megatron.control.run_directory import RunDirectory, read_json
 from spare_megatron.watch.job_texts import left_out_text, wall_time_line
 from spare_megatron.watch.run_files import RunFiles, file_age_s
@@ -36,20 +38,30 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def read(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no file. Raises ConfigError where it cannot be read."""
+    try:
+        return read_json(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {words(error)}") from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
 def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     """The content of status.json, its age in seconds, the summary of a job that has ended (else None), and how many
     standbys and warm ranks wait.
 
     Raises:
-        ConfigError: the directory has no status.json.
+        ConfigError: the directory has no status.json, or it cannot be read.
     """
-    status = read_json(run_dir.status)
+    status, summary = read(run_dir.status), read(run_dir.summary)
     if status is None:
         raise ConfigError(f"{run_dir.path} has no status.json; give the --run-dir of a job that has been started")
     return {
         **status,
         "age_s": round(file_age_s(run_dir.status), 1),
-        "summary": read_json(run_dir.summary),
+        "summary": summary,
         "waiting": waiting_counts(run_dir),
     }
 

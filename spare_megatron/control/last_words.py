@@ -17,6 +17,7 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
+from spare_megatron.control.file_shapes import number, text, whole
 from spare_megatron.control.run_directory import RunDirectory
 
 LINES = 12
@@ -87,5 +88,11 @@ def read_last_words(folder: Path) -> list[LastWords]:
     found = []
     for path in sorted(folder.glob("*.words.json")) if folder.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
-            found.append(LastWords(**json.loads(path.read_text())))
+            one = LastWords(**json.loads(path.read_text()))
+            if (
+                all(map(whole, (one.group, one.incarnation, one.position)))
+                and number(one.time_unix_s)
+                and all(map(text, (one.error, one.lines, one.log)))
+            ):
+                found.append(one)
     return found

@@ -18,13 +18,14 @@ import stat
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control.disk import patiently, words
+from spare_megatron.control.file_shapes import check_file
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,10 @@ def waits_file(place_file: Path, pid: int) -> Path:
 
 
 def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:
-    return None if plain is None else CoordinatorAddress(**plain)
+    return None if plain is None else CoordinatorAddress(**{name: plain[name] for name in _OF_AN_ADDRESS})
+
+
+_OF_AN_ADDRESS = [one.name for one in fields(CoordinatorAddress)]
 
 
 class Lock:
@@ -320,10 +324,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file, None if there is no file. Raises OSError or ValueError where it cannot be read."""
     try:
         failpoints.hit_file(path, "read")
-        text = path.read_text()
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
-    plain = json.loads(text)
+    try:
+        plain = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
     if not isinstance(plain, dict):
         raise ValueError(f"{path} holds a {type(plain).__name__} and no JSON object")
+    wrong = check_file(path.parent.name, path.name, plain)
+    if wrong is not None:
+        raise ValueError(f"{path} is damaged or of another version: {wrong}")
     return plain

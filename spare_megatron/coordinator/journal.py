@@ -33,6 +33,7 @@ from typing import Any
 
 from spare_megatron import failpoints
 from spare_megatron.control.disk import words
+from spare_megatron.control.file_shapes import number, whole
 from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.controller.messages import (
@@ -291,7 +292,9 @@ def _parse(path: Path, line: bytes, behind: JournalPlace) -> Record:
             decode_actions(plain["actions"]),
             plain["reason"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not (number(record.time_unix_s) and whole(record.epoch) and isinstance(record.reason, str)):
+            raise ValueError("its time, epoch or reason is none")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise JournalError(f"{where} is no record: {error}") from None
     if record.n != behind.records:
         raise JournalError(f"{where} has number {record.n}: a record is missing or there twice")

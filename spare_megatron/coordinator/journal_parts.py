@@ -219,7 +219,7 @@ def _header(name: Path, line: bytes) -> dict[str, Any]:
     try:
         plain: dict[str, Any] = json.loads(line)
         found = plain.get("format", 1 if "n" in plain else None)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         found = None
     if found is None:
         raise JournalError(f"{name} line 1 is no header of a journal")

@@ -8,6 +8,7 @@ its restart, so that no iteration line is missing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from typing import Any
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
+from spare_megatron.control.file_shapes import whole
 from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.control.steady_clock import SteadyClock, process_age_s
 from spare_megatron.controller.machine import State
@@ -293,10 +295,13 @@ def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The complete lines of a metrics file."""
     if not path.exists():
         return
-    with path.open() as file:
+    with path.open(errors="replace") as file:
         for text in file:
             if text.endswith("\n"):
-                yield json.loads(text)
+                with contextlib.suppress(ValueError, RecursionError):  # it is damaged, and no decision depends on it
+                    line = json.loads(text)
+                    if isinstance(line, dict) and whole(line.get("life")) and whole(line.get("step")):
+                        yield line
 
 
 def say(text: str) -> None:

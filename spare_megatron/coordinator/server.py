@@ -26,12 +26,14 @@ import grpc.aio
 
 from spare_megatron.checkpoint.folder import mark_accepted
 from spare_megatron.collectives.interface import advertised
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.channel import COORDINATOR, security_of, serve
+from spare_megatron.control.directory_watch import DirectoryWatch
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
 from spare_megatron.control.steady_clock import SteadyClock
@@ -540,7 +542,12 @@ class Coordinator:
         return watched_figures(standings, speeds(piece_s, state.live), left, self._tuning.time_to_train())
 
     async def _write_status(self) -> None:
+        directory = DirectoryWatch(self._dir.path)
         while True:
+            gone = directory.gone()
+            if gone:
+                self._fail(ConfigError(gone))
+                return
             if self._options.office is not None:
                 self._options.office.confirm()
             self._records.write_status(self._state, self._watched)

@@ -20,6 +20,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import security_of
+from spare_megatron.control.directory_watch import DirectoryWatch
 from spare_megatron.control.disk import SideFiles, patiently
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
@@ -133,6 +134,7 @@ class Life:
                 publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
                 self._start_ranks()
             listening.cancel()
+            self._client.beside(self._watch_directory())
             if stop_reason:
                 self.request_stop(stop_reason)
             await asyncio.wait({self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
@@ -218,6 +220,14 @@ class Life:
             self._refuse(refusal_of_coordinator(self._dir))
         else:
             self._exit.set_result(status if status >= 0 else int(ExitCode.FAILED))
+
+    async def _watch_directory(self) -> None:
+        watch = DirectoryWatch(self._dir.path)
+        while not self._is_over():
+            sentence = await asyncio.to_thread(watch.gone)
+            if sentence:
+                self._refuse(sentence)
+            await asyncio.sleep(LOOK_S)
 
     def _refuse(self, sentence: str) -> None:
         """End the life with a user's error; only the first one is shown."""

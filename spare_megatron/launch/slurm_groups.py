@@ -169,7 +169,7 @@ class SlurmGroups:
             return HealthFault("node", "Slurm does not name the nodes of the job"), []
         places, group = self._places, start.group
         usable = {node for node, name in enumerate(self._names) if name in here} - self._resting
-        drained = group in (glance(self._ranks.run_dir.status) or {"drained": []})["drained"]
+        drained = group in (glance(self._ranks.run_dir.status) or {}).get("drained", [])
         left = set(places.nodes_of(group)) if drained else set[int]()
         unfit, told = dict[int, HealthFault](), list[str]()
         while True:

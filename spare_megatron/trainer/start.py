@@ -104,11 +104,11 @@ def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
         return None
     run_dir = RunDirectory(str(job.place.run_dir))
     known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.job)
-    if not known or not status or not kept or (status["phase"], status["life"]) != ("running", known.life):
+    if not known or not status or not kept or (status["phase"], status.get("life")) != ("running", known.life):
         return None
     opened: JobDescription = decode(kept)
     log.info("the job trains already: the state comes from groups that live, not from a checkpoint")
-    return status["first_step"], opened.consumed_samples
+    return int(status.get("first_step", 0)), opened.consumed_samples
 
 
 def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control.disk import words
+from spare_megatron.control.file_shapes import METRICS_KNOWN, METRICS_NEEDED, misfit
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.controller.codec import decode
 from spare_megatron.coordinator.journal import JournalError, Record, acted_on
@@ -64,11 +65,12 @@ class RunFiles:
             ConfigError: a file cannot be read, is damaged, or was written by another version.
         """
         try:
-            try:
-                self._read()
-            except JournalError:
-                self._begin()
-                self._read()
+            with readable(self._dir):
+                try:
+                    self._read()
+                except JournalError:
+                    self._begin()
+                    self._read()
         except JournalError as error:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         except OSError as error:
@@ -115,7 +117,7 @@ class RunFiles:
         plain = glance(self._dir.job)
         try:
             return None if plain is None else decode(plain)
-        except ValueError as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"{self._dir.job} is of another version of spare_megatron: {error}") from None
 
     def _records(self) -> Iterator[Record]:
@@ -123,6 +125,21 @@ class RunFiles:
             self._place = place
             if record is not None:
                 yield record
+
+
+@contextlib.contextmanager
+def readable(run_dir: RunDirectory) -> Iterator[None]:
+    """Inside, what files say is taken for what they say. Raises ConfigError where that cannot be, which is found here
+    only in the end: a record that is one for itself may speak of a group that there is not."""
+    try:
+        yield
+    except (ConfigError, JournalError):
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise ConfigError(
+            f"the files of {run_dir.path} do not fit together ({why}): one of them is damaged or of another version"
+        ) from error
 
 
 def file_age_s(path: Path) -> float:
@@ -178,10 +195,14 @@ class _GrowingLines:
     def _parsed(self, text: bytes) -> Mapping[str, Any]:
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
         if not isinstance(line, dict):
             raise ConfigError(f"line {self._number} of {self._path} is no JSON object: the file is damaged")
+        if line.keys() >= NEEDED:
+            wrong = misfit(line, METRICS_NEEDED, METRICS_KNOWN)
+            if wrong is not None:
+                raise ConfigError(f"line {self._number} of {self._path} is damaged: {wrong}")
         return line
 
 

@@ -44,7 +44,7 @@ def status_text(status: Mapping[str, Any]) -> str:
     lines.extend(places(status))
     lines.extend(speed_lines(status))
     lines.extend(standbys(status))
-    if status["last_losses"]:
+    if status.get("last_losses"):
         lines.append("last failures:")
         lines.extend(f"  {reason}" for reason in status["last_losses"])
     lines.extend(outlook(status))
@@ -78,7 +78,7 @@ def places(status: Mapping[str, Any]) -> Iterator[str]:
         group, last = min(heard.items(), key=lambda item: (*_place(item[1]), -item[1]["still_s"]))
         where = f"group {group} (rank {last['rank']}) in step {last['step']}, {last['phase']}"
         yield f"furthest behind: {where}, {counted(last['pieces'], 'piece')} done, for {last['still_s']:.1f} s"
-    silent = [int(group) for group, one in members.items() if one["silent_s"] > SILENT_S]
+    silent = [int(group) for group, one in members.items() if one.get("silent_s", 0.0) > SILENT_S]
     if silent:
         most_s = max(members[str(group)]["silent_s"] for group in silent)
         yield f"not heard for up to {most_s:.1f} s: {numbered_groups(silent)}"

@@ -11,7 +11,7 @@ from spare_megatron.coordinator.journal import JournalError, acted_on
 from spare_megatron.watch.job_texts import left_out_text
 from spare_megatron.watch.perfetto_trace import perfetto_trace
 from spare_megatron.watch.rank_files import RankFiles
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.watch.run_files import RunFiles, readable
 from spare_megatron.watch.trace_book import TraceBook
 from spare_megatron.watch.trace_model import JobTimeline
 from spare_megatron.watch.trace_ranks import RankTracks
@@ -33,14 +33,15 @@ def draw_timeline(run_dir: RunDirectory, slices_max: int = SLICES_MAX) -> JobTim
             raise ConfigError(not_read or f"{run_dir.path} has no committed step yet, so there is nothing to draw")
         sample = with_lines(sample, files.lines())
         book = TraceBook(sample, not_read, ranks)
-        for record, _ in acted_on(run_dir.journal, wanted=book.wants):
-            if record is not None:
-                book.take(record)
+        with readable(run_dir):
+            for record, _ in acted_on(run_dir.journal, wanted=book.wants):
+                if record is not None:
+                    book.take(record)
+            return book.finish()
     except JournalError as error:
         raise ConfigError(f"the journal cannot be read: {error}") from None
     except OSError as error:
         raise ConfigError(f"{error.filename or run_dir.path} cannot be read: {words(error)}") from None
-    return book.finish()
 
 
 def write_timeline(timeline: JobTimeline, path: Path) -> int:

@@ -1,0 +1,41 @@
+"""The run directory is deleted under a job that trains: one sentence, and all its processes end."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spare_megatron.config.exits import ExitCode
+from tests.process.harness import launch
+
+
+@pytest.mark.beside_others
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
+    run_dir = tmp_path / "run"
+    words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02")
+    job = launch(run_dir, *words, groups=2, group_size=1, beside=True)
+    job.wait_for("step 3", lambda: any(line["step"] >= 3 for line in job.metrics), 60)
+    said = (run_dir / "launch.out").open()  # it can be read when its name is gone
+    processes = psutil.Process(job.process.pid).children(recursive=True)
+    assert len(processes) >= 3
+    run_dir.rename(tmp_path / "aside")
+    shutil.rmtree(tmp_path / "aside")
+    if how == "replaced":
+        run_dir.mkdir()
+    assert job.process.wait(timeout=60) == ExitCode.BAD_INPUT
+    text = said.read()
+    assert text.count(f"the run directory {run_dir} was deleted or replaced while the job ran, so the job ends") == 1
+    assert "Traceback" not in text
+    until_s = time.monotonic() + 30
+    while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
+        assert time.monotonic() < until_s, [one for one in processes if one.is_running()]
+        time.sleep(0.1)
+    said.close()
+    sys.stdout.write(text)

@@ -140,7 +140,7 @@ async def call_once(
 
 
 class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses every call without the job token before it reaches a handler."""
+    """Refuses every call without the job token before it reaches a handler, and before its message is read."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -153,15 +153,14 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         given = dict(details.invocation_metadata or ()).get(TOKEN_KEY, "")
         if hmac.compare_digest(str(given).encode(), self._token.encode()):
             return await continuation(details)
-        handler = await continuation(details)
 
         async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
             self._say_once(context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job token is wrong or missing")
 
-        if handler is not None and handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(refuse)
-        return grpc.unary_unary_rpc_method_handler(refuse)
+        # As a stream, whatever the caller calls it: gRPC reads a message of a stream when the handler asks for it, and
+        # this one asks for none. A unary call's message is read, copied and parsed before its handler runs.
+        return grpc.stream_stream_rpc_method_handler(refuse)
 
     def _say_once(self, peer: str) -> None:
         host = peer.rpartition(":")[0]

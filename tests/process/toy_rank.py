@@ -27,10 +27,11 @@ from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
+from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK, shared_gloo_device
 from spare_megatron.placement import build_placement
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.group_store import GroupStore
-from spare_megatron.trainer.rendezvous import group_store
+from spare_megatron.trainer.rendezvous import group_store, on_one_host
 from spare_megatron.trainer.save_mail import SaveMail
 from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
 from spare_megatron.trainer.saving import GroupSaver
@@ -52,7 +53,8 @@ def main() -> int:
         wait_for_place(os.environ)
     place = place_of(os.environ, groups, size, None)
     store = group_store(place, 60)
-    dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
+    with shared_gloo_device(LOOPBACK if on_one_host(store, place) else ""):
+        dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
     _limit_files(options, place)
     injector = Injector.from_environment(os.environ, place)
     engine = (SleepingPipeline if options.stages else ToyEngine)(

@@ -71,6 +71,8 @@ def readable_status(run_dir: RunDirectory) -> tuple[dict[str, Any], str]:
     try:
         status = status_of(run_dir)
         return status, status_text(status)
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(

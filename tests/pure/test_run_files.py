@@ -373,6 +373,17 @@ def test_the_watching_ends_with_the_job(run: Written) -> None:
     assert RunFiles(run.dir).look().is_over
 
 
+def test_a_run_directory_without_a_status_is_named(run: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main([str(run.dir.path)]) == 2
+    assert "has no status.json; give the --run-dir of a job that has been started" in capsys.readouterr().err
+
+
+def test_a_line_without_what_every_line_has_is_one_sentence(run: Written) -> None:
+    run.dir.metrics.write_text(run.dir.metrics.read_text().replace('"live_groups"', '"lve_groups"', 1))
+    with pytest.raises(ConfigError, match="holds what no coordinator writes .*live_groups.*; the file is damaged"):
+        RunFiles(run.dir).look()
+
+
 @pytest.mark.parametrize("text", ["[]", "5", "{", '{"step": 3}', "\x00", '{"time_unix_s": "now"}'])
 def test_a_status_that_is_none_is_one_sentence(run: Written, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     run.dir.status.write_text(text)

@@ -380,7 +380,7 @@ def test_a_run_directory_without_a_status_is_named(run: Written, capsys: pytest.
 
 def test_a_line_without_what_every_line_has_is_one_sentence(run: Written) -> None:
     run.dir.metrics.write_text(run.dir.metrics.read_text().replace('"live_groups"', '"lve_groups"', 1))
-    with pytest.raises(ConfigError, match="holds what no coordinator writes .*live_groups.*; the file is damaged"):
+    with pytest.raises(ConfigError, match=r"holds what no coordinator writes .*live_groups.*; the file is damaged"):
         RunFiles(run.dir).look()
 
 

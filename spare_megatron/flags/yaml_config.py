@@ -157,7 +157,7 @@ def _takes_several(row: Mapping[str, Any] | None) -> bool:
 
 
 def _activation(path: Path, value: Any) -> list[str]:
-    if value not in _ACTIVATIONS:
+    if not isinstance(value, str) or value not in _ACTIVATIONS:
         raise ConfigError(f"{path}: activation_func {value!r} is not supported; use one of {', '.join(_ACTIVATIONS)}")
     flag = _ACTIVATIONS[value]
     return [f"--{flag}"] if flag else []

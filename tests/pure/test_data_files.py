@@ -246,6 +246,9 @@ def test_words_in_a_file_that_is_no_text_are_one_sentence(tmp_path: Path) -> Non
         job_of(f"--data-args-path {path}", drop=("--mock-data",))
     with pytest.raises(ConfigError, match=r"--yaml-cfg .*words is not text: .* at byte 4"):
         job_of(f"--yaml-cfg {path}")
+    path.write_text("activation_func: []")
+    with pytest.raises(ConfigError, match=r"activation_func \[\] is not supported; use one of swiglu"):
+        job_of(f"--yaml-cfg {path}")
 
 
 def test_blends_of_each_split(tmp_path: Path) -> None:

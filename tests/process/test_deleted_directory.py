@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from tests.process.harness import launch
+from tests.process.harness import ROOT, launch
 
 
 @pytest.mark.beside_others
@@ -39,3 +40,22 @@ def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
         time.sleep(0.1)
     said.close()
     sys.stdout.write(text)
+
+
+@pytest.mark.beside_others
+def test_a_coordinator_without_a_launcher_ends_too(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(run_dir)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until_s = time.monotonic() + 60
+            while not (run_dir / "status.json").exists():
+                assert time.monotonic() < until_s, "it does not start"
+                time.sleep(0.05)
+            run_dir.rename(tmp_path / "aside")
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == ExitCode.BAD_INPUT
+    assert errors.startswith(f"spare-coordinator: the run directory {run_dir} was deleted or replaced"), errors
+    assert errors.count("\n") == 1

@@ -107,6 +107,7 @@ OPERATIONS_OF_APPENDED = ("open", "write", "written", "sync", "synced", "cut")
 
 REPLACED = (
     "coordinator.json",
+    "clock.json",
     "accepted.json",
     "job.json",
     "snapshot-N.json",

@@ -17,7 +17,7 @@ from tests.process.harness import ROOT, launch
 
 @pytest.mark.beside_others
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
+@pytest.mark.parametrize("how", ["deleted", pytest.param("replaced", marks=pytest.mark.full)])
 def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     run_dir = tmp_path / "run"
     words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02")
@@ -30,7 +30,7 @@ def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     shutil.rmtree(tmp_path / "aside")
     if how == "replaced":
         run_dir.mkdir()
-    assert job.process.wait(timeout=60) == ExitCode.BAD_INPUT
+    assert job.process.wait(timeout=90) == ExitCode.BAD_INPUT
     text = said.read()
     assert text.count(f"the run directory {run_dir} was deleted or replaced while the job ran, so the job ends") == 1
     assert "Traceback" not in text
@@ -53,7 +53,7 @@ def test_a_coordinator_without_a_launcher_ends_too(tmp_path: Path) -> None:
                 assert time.monotonic() < until_s, "it does not start"
                 time.sleep(0.05)
             run_dir.rename(tmp_path / "aside")
-            _, errors = process.communicate(timeout=30)
+            _, errors = process.communicate(timeout=60)
         finally:
             process.kill()
     assert process.returncode == ExitCode.BAD_INPUT

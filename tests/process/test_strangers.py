@@ -75,7 +75,11 @@ def test_strangers_stop_no_failure_handling(tmp_path: Path) -> None:
     then another comes to speak with the coordinator, which it can once the first of them have had their time."""
     job = ControlJob(tmp_path, 3, 1, "--steps 150 --piece-s 0.01 --heartbeat-timeout-s 3")
     job.under = ("prlimit", f"--nofile={FEW_DESCRIPTORS}:{FEW_DESCRIPTORS}", "--")
-    known, job.under = job.start_coordinator(), ()
+    try:
+        known, job.under = job.start_coordinator(), ()
+    except BaseException:
+        job.close()
+        raise
     strangers = Strangers(known.address, seed=43)
     try:
         for group in range(3):

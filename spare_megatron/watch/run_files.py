@@ -75,13 +75,6 @@ class RunFiles:
             raise ConfigError(f"the journal cannot be read: {error}") from None
         except OSError as error:
             raise ConfigError(f"{error.filename or self._dir.path} cannot be read: {words(error)}") from None
-        except ConfigError:
-            raise
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
-            raise ConfigError(
-                f"{self._dir.path}: a line of journal.jsonl or metrics.jsonl holds what no coordinator writes "
-                f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); the file is damaged"
-            ) from error
         status = glance(self._dir.status)
         if status is not None:
             self._note_age(status)

@@ -46,6 +46,7 @@ from spare_megatron.checkpoint.convert.stored_names import refuse_unread
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
 ENGINE_MODULES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
@@ -93,6 +94,7 @@ class TorchDistSource:
         self.args = vars(common["args"])
         self.shape = shape_of_args(self.args, str(directory))
         self.iteration = int(common.get("iteration", 1))
+        install_cpu_shims()
         self._reader = SafeReader(str(directory))
         try:
             self._metadata = self._reader.read_metadata()

@@ -61,10 +61,8 @@ def _types_of_torch() -> dict[tuple[str, str], Any]:
 
 @functools.cache
 def metadata_classes() -> Mapping[tuple[str, str], Any]:
-    """(module, name) -> class, of what the ``.metadata`` of megatron-core 0.16 to 0.19 consists of."""
-    from spare_megatron.megatron_adapter.shims import install_cpu_shims
-
-    install_cpu_shims()
+    """(module, name) -> class, of what the ``.metadata`` of megatron-core 0.16 to 0.19 consists of. The caller has
+    called ``install_cpu_shims``."""
     from megatron.core.dist_checkpointing.strategies import torch as strategy
 
     found = _types_of_torch()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd
+from math import gcd, isqrt
 
 from spare_megatron.config.errors import ConfigError
 
+SOUGHT_MAX = 1 << 16
+
 
 def sizes_that_fit(shards: Sequence[int]) -> tuple[int, ...]:
-    """The possible C in ascending order: they divide the microbatches of a shard, in all batch sizes of the job."""
+    """The possible C in ascending order: they divide the microbatches of a shard, in all batch sizes of the job. Of
+    numbers above the square of SOUGHT_MAX, which no job has, some are left out."""
     common = gcd(*shards)
-    return tuple(size for size in range(1, common + 1) if common % size == 0)
+    small = [size for size in range(1, min(isqrt(common), SOUGHT_MAX) + 1) if common % size == 0]
+    return tuple(sorted({*small, *(common // size for size in small)}))
 
 
 def check(size: int, shards: Sequence[int], flag: str = "--spare-piece-microbatches") -> None:

@@ -318,3 +318,9 @@ def test_spare_simulate_computes_pieces_of_c(capsys: pytest.CaptureFixture[str])
     assert "--exact-cost 0.1 has no effect without --piece-microbatches C" in capsys.readouterr().err
     assert simulate.main([*SIMULATE, "--policy", "spare", "--piece-microbatches", "2"]) == 2
     assert "--piece-microbatches is only for --policy microbatch" in capsys.readouterr().err
+
+
+def test_every_size_that_fits_is_found_and_a_huge_batch_takes_no_time() -> None:
+    for common in [*range(1, 400), 65536, 99990]:
+        assert sizes_that_fit([common]) == tuple(size for size in range(1, common + 1) if common % size == 0)
+    assert sizes_that_fit([10**18])[:4] == (1, 2, 4, 5)

@@ -85,7 +85,8 @@ OF_ALL = (Kind.CLOCK, Kind.DISK, Kind.LOSS, Kind.HOLE, Kind.STRANGERS)
 """They strike nobody in particular and may end nobody. Their position, below WHICH, says what they strike."""
 WHICH = 1000
 OF_WEATHER = (*OF_ALL, Kind.OUT_OF_MEMORY, Kind.HOLD_LOCK, Kind.CUT, Kind.FLAP, Kind.RESET)
-ENDS = (Kind.OUT_OF_MEMORY, Kind.CUT, Kind.FLAP, Kind.RESET)
+OF_LINKS = (Kind.CUT, Kind.FLAP, Kind.RESET)
+ENDS = (Kind.OUT_OF_MEMORY, *OF_LINKS)
 """Whom they strike may be lost, however short they are."""
 HUNTS = (Kind.KILL_LEARNER, Kind.PAUSE_LEARNER)
 """They wait for a group that learns, and strike it some time later."""

@@ -39,7 +39,7 @@ def judge(soak: Soak, growths: list[Growth], say: Callable[[str], None]) -> list
     found = [*_left_behind(soak), *_grown(growths), *_lives(soak)]
     try:
         journal.verify(path)
-        found += _replayed(path, soak.strikes.hurt)
+        found += _replayed(path, soak.strikes.hurt | soak.strikes.ends)
     except (AssertionError, journal.JournalError) as error:
         return [*found, f"the journal is wrong: {error}"]
     ours = voted(soak.job)

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks._chaos import HUNTS, OF_ALL, OF_THE_COORDINATOR, OF_WEATHER, PAUSES, Fault, Kind, covers
+from benchmarks._chaos import HUNTS, OF_ALL, OF_LINKS, OF_THE_COORDINATOR, OF_WEATHER, PAUSES, Fault, Kind, covers
 from benchmarks._weather import Undo, Weather
 from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
@@ -53,6 +53,9 @@ class Strikes:
     """(kind, what became of it) -> how many faults."""
     hurt: set[Member] = field(default_factory=set)
     """Those that a fault may have ended."""
+    ends: set[Member] = field(default_factory=set)
+    """Ring neighbours of a group whose ports were struck: at a link that breaks again and again nobody can say which of
+    its ends is to blame, so either may be lost."""
     _first_seen: dict[Member, int] = field(default_factory=dict)
     """Member -> the last committed step when it was first seen as one."""
     _mends_s: dict[Member, float] = field(default_factory=dict)
@@ -180,6 +183,11 @@ class Strikes:
             if fault.fatal:
                 self.hurt.add(member)
             self._mends_s[member] = self.clock() + fault.pause_s + RECOVER_S
+        if fault.kind in OF_LINKS:
+            ring = sorted(members(status))
+            for group in fault.groups:
+                places = [place for place, member in enumerate(ring) if member[0] == group]
+                self.ends |= {ring[(place + side) % len(ring)] for place in places for side in (-1, 1)}
         if fault.kind in OF_WEATHER:
             return self._with_weather(fault, struck[0], [])
         if fault.kind in PAUSES:

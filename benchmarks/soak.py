@@ -10,7 +10,7 @@ The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one ran
 succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the coordinator, for less and for more than
 the heartbeat time-out. With --weather also what benchmarks/_weather.py has: files fail, packets are lost, ports are cut
 off, flap or are reset, a rank holds the interpreter's lock or is out of memory, wall clocks jump by up to a day,
-strangers connect to all ports, and /dev/shm is full.
+strangers connect to all ports, and /dev/shm is full. Where a rank's ports are struck, either end of a link may be lost.
 
 Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
 back and the job is told to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:

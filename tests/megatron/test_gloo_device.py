@@ -12,8 +12,6 @@ import pytest
 from spare_megatron.config.shape import JobShape
 from tests.spawn import run_ranks
 
-pytestmark = pytest.mark.beside_others
-
 
 def devices() -> int:
     """The number of gloo devices of this process: each listens from the moment it is made (its thread names itself
@@ -57,6 +55,7 @@ def worker(_rank: int, store: Any, interface: str) -> dict[str, Any]:
     return counts
 
 
+@pytest.mark.beside_others
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_one_device_for_all_groups(interface: str) -> None:
     (counts,) = run_ranks("tests.megatron.test_gloo_device:worker", [interface])

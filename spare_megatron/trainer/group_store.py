@@ -47,8 +47,8 @@ SLACK_S = 10.0
 _kept: list[GroupStore] = []
 
 
-class StoreTimeoutError(RuntimeError):
-    """A key was not there in time."""
+class StoreTimeoutError(dist.DistStoreError):
+    """A key was not there in time; torch looks for this kind of error."""
 
 
 class StoreGoneError(ConnectionError):

@@ -18,6 +18,7 @@ from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import AcceptSave, SendCommit, Vote
 from spare_megatron.coordinator.journal import read
 from spare_megatron.coordinator.records import metrics_lines
+from spare_megatron.observe.rank_lines import BROKEN
 from spare_megatron.watch.run_files import RunFiles
 from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_of
 from tests.process.harness import ROOT, launch
@@ -189,7 +190,8 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
     committed, but perhaps of its last one when it was killed; its times in a step are those of the step's line."""
     lines = {(line["life"], line["step"]): line for line in metrics_lines(ran.run_dir.metrics)}
     names = {one.name for one in trace.slices if one.track[-1] == "rank 0"}
-    assert names >= {"compute", "patch", "reduce", "reduce, broken off", "vote", "commit", "save"}
+    # Whether a survivor is in the sum when a group dies is a matter of milliseconds.
+    assert names - {BROKEN} >= {"compute", "patch", "reduce", "vote", "commit", "save"}
     lives = {(one.begin_s, one.end_s): int(one.name.split()[1]) for one in trace.of("job", "lives")}
 
     def of(one: ReadSlice) -> tuple[int, int]:
@@ -208,6 +210,7 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
         computed = Counter[tuple[int, int, str]]()
         for one in rank:
             line = lines[of(one)]
+            assert one.name != BROKEN or line["recovery"], "no sum is broken off in a step without a loss"
             committed_s = line["time_unix_s"]
             if one.name in ("commit", "save", "transfer"):
                 assert committed_s - NEAR_S < one.begin_s < committed_s + NEAR_S, one

@@ -18,6 +18,7 @@ import hashlib
 import hmac
 import secrets
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -109,6 +110,17 @@ def is_for(call: Call, me: Identity) -> bool:
 def proof(key: bytes, who: str, call: bytes, challenged: bytes) -> bytes:
     """The proof of the 'caller' or the 'callee' for a call that the callee answered with ``challenged``."""
     return hmac.new(key, _PARTS[who] + call + challenged, hashlib.sha256).digest()
+
+
+def call_in(call: Call, key: bytes, send: Callable[[bytes], object], read: Callable[[int], bytes]) -> None:
+    """The caller's side on a connection: make ``call``, and prove each other. ``read`` returns so many bytes. Raises
+    StrangerError where the callee does not prove itself, and what ``send`` and ``read`` raise."""
+    words = pack_call(call)
+    send(words)
+    challenged = read(CHALLENGE_BYTES)
+    if not proves(read(PROOF_BYTES), proof(key, "callee", words, challenged)):
+        raise StrangerError("it does not know the job's token")
+    send(proof(key, "caller", words, challenged))
 
 
 def proves(given: bytes, expected: bytes) -> bool:

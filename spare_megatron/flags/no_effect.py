@@ -48,6 +48,10 @@ ALWAYS_SO: dict[str, str] = {
     "--local-rank": "the place of a rank comes from its environment",
 }
 
+_ALLTOALL = (
+    "tokens go to their experts by megatron-core's alltoall dispatcher, which computes the same; DeepEP, HybridEP and "
+    "NCCL EP have buffers that would have to outlive a lost group"
+)
 # (reason, flags without their dashes)
 _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -118,8 +122,7 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("moe-per-layer-logging",),
     ),
     (
-        "tokens go to their experts by megatron-core's alltoall dispatcher, which computes the same; DeepEP, HybridEP "
-        "and NCCL EP have buffers that would have to outlive a lost group",
+        _ALLTOALL,
         (
             "moe-enable-deepep",
             "moe-flex-dispatcher-backend",
@@ -236,6 +239,7 @@ VALUES: dict[tuple[str, object], str] = {
     ("ckpt_format", "torch"): _FORMAT,
     ("ckpt_format", "torch_dcp"): _FORMAT,
     ("ckpt_format", "fsdp_dtensor"): _FORMAT,
+    ("moe_token_dispatcher_type", "flex"): _ALLTOALL,
     ("rerun_mode", "validate_results"): "results that are not finite end the job as they do in Megatron, without the "
     "second computation; faults are found by the votes' digests and the sums' checksums",
 }

@@ -51,11 +51,13 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
 }
 
 
-# destination -> (reason, nearest choice): flags whose default holds and whose other values this version cannot honour.
-DEFAULT_ONLY: dict[str, tuple[str, str]] = {
+# destination -> (reason, nearest choice, destination of the flag without which it does nothing): flags whose default
+# holds and whose other values this version cannot honour.
+DEFAULT_ONLY: dict[str, tuple[str, str, str]] = {
     "no_save_optim": (
         "a checkpoint without optimizer state could not mask a later wipe-out",
         "leave it out, or leave out --save",
+        "save",
     ),
 }
 

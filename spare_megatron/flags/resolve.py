@@ -79,12 +79,8 @@ def resolve_model(ns: Namespace) -> None:
         ns.apply_wd_to_qk_layernorm = True
     if ns.eval_iters == -1:  # as newer scripts say that nothing is evaluated
         ns.eval_iters = 0
-    if ns.moe_token_dispatcher_type == "flex":
+    if ns.moe_token_dispatcher_type == "flex":  # no_effect says so
         ns.moe_token_dispatcher_type = "alltoall"
-        ns.spare_notes += (
-            "--moe-token-dispatcher-type flex: tokens go to their experts by megatron-core's alltoall dispatcher, "
-            "which computes the same",
-        )
     if ns.recompute_activations:
         ns.recompute_granularity = "selective"
     if ns.tensor_model_parallel_size == 1:

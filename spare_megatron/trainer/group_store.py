@@ -16,18 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from spare_megatron.collectives.handshake import (
-    CHALLENGE_BYTES,
-    PROOF_BYTES,
-    STORE,
-    Call,
-    Identity,
-    StrangerError,
-    challenge,
-    pack_call,
-    proof,
-    proves,
-)
+from spare_megatron.collectives.handshake import STORE, Call, Identity, StrangerError, call_in, challenge
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.trainer.store_words import (
@@ -73,7 +62,8 @@ class StoreClient:
             self._sock.settimeout(min(timeout_s, SLACK_S))
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.connect((host, port))
-            self._prove()
+            call = Call(STORE, me.life, 0, number, me.position, me.member, me.member, challenge())
+            call_in(call, me.key, self._sock.sendall, self._read)
         except (OSError, StrangerError) as error:
             self._sock.close()
             raise StoreGoneError(f"no store of this group answers at {address}: {error}") from None
@@ -144,15 +134,6 @@ class StoreClient:
                 raise ConnectionResetError("it has hung up")
             words += more
         return bytes(words)
-
-    def _prove(self) -> None:
-        me = self._me
-        call = pack_call(Call(STORE, me.life, 0, self._number, me.position, me.member, me.member, challenge()))
-        self._sock.sendall(call)
-        challenged = self._read(CHALLENGE_BYTES)
-        if not proves(self._read(PROOF_BYTES), proof(me.key, "callee", call, challenged)):
-            raise StrangerError("it does not know the job's token")
-        self._sock.sendall(proof(me.key, "caller", call, challenged))
 
 
 class GroupStore(dist.Store):

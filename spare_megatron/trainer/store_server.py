@@ -71,11 +71,11 @@ class StoreServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="group-store", daemon=True)
-        self._thread.start()
         self._door = Door(me, host, self._welcome, self._wants)
         self.address = self._door.address
         """host:port."""
+        self._thread = threading.Thread(target=self._run, name="group-store", daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         """Stop serving; requests that wait end with an error. Called once."""

@@ -14,18 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from spare_megatron.collectives.handshake import (
-    CHALLENGE_BYTES,
-    PROOF_BYTES,
-    STATE,
-    Call,
-    Identity,
-    StrangerError,
-    challenge,
-    pack_call,
-    proof,
-    proves,
-)
+from spare_megatron.collectives.handshake import STATE, Call, Identity, StrangerError, call_in, challenge
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import parcel_words as words
@@ -193,12 +182,8 @@ class Courier:
             sock.connect((host, port))
         sock.settimeout(TICK_S)
         me, callee = self._me, self.source.member
-        call = pack_call(Call(STATE, me.life, 0, self._number, me.position, me.member, callee, challenge()))
-        sock.sendall(call)
-        challenged = self._read(CHALLENGE_BYTES)
-        if not proves(self._read(PROOF_BYTES), proof(me.key, "callee", call, challenged)):
-            raise StrangerError("it does not know the job's token")
-        sock.sendall(proof(me.key, "caller", call, challenged))
+        call = Call(STATE, me.life, 0, self._number, me.position, me.member, callee, challenge())
+        call_in(call, me.key, sock.sendall, self._read)
         self._trouble = "it does not answer"
 
     def _pause(self) -> None:

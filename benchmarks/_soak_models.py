@@ -70,7 +70,16 @@ class Model(ABC):
     def _calm(self, steps: int) -> tuple[str, ...]:
         """The flags of the calm one."""
 
+    @property
     @abstractmethod
+    def script(self) -> str:
+        """The script of each rank."""
+
+    @property
+    def launched_size(self) -> int | None:
+        """The launcher's --group-size; None where it follows from the flags."""
+        return self.group_size
+
     def _launch(
         self,
         run_dir: Path,
@@ -80,6 +89,9 @@ class Model(ABC):
         under: tuple[str, ...] = (),
     ) -> Job:
         """Start a job that saves in ``run_dir``/save, behind the words ``under``."""
+        words = (*self.flags, *words, "--save", str(run_dir / "save"))
+        size, script = self.launched_size, self.script
+        return launch(run_dir, *words, groups=groups, group_size=size, script=script, environ=environ, under=under)
 
 
 @dataclass(frozen=True)
@@ -118,18 +130,9 @@ class Toy(Model):
     def _calm(self, steps: int) -> tuple[str, ...]:
         return ("--steps", str(steps), "--pieces", str(self.pieces * self.groups))
 
-    def _launch(
-        self,
-        run_dir: Path,
-        words: tuple[str, ...],
-        groups: int,
-        environ: Mapping[str, str],
-        under: tuple[str, ...] = (),
-    ) -> Job:
-        words = (*self.flags, *words, "--save", str(run_dir / "save"))
-        return launch(
-            run_dir, *words, groups=groups, group_size=self.group_size, script=TOY, environ=environ, under=under
-        )
+    @property
+    def script(self) -> str:
+        return TOY
 
 
 @dataclass(frozen=True)
@@ -167,18 +170,13 @@ class Megatron(Model):
     def _calm(self, steps: int) -> tuple[str, ...]:
         return ("--exit-interval", str(steps), "--save-interval", str(FOREVER))
 
-    def _launch(
-        self,
-        run_dir: Path,
-        words: tuple[str, ...],
-        groups: int,
-        environ: Mapping[str, str],
-        under: tuple[str, ...] = (),
-    ) -> Job:
-        words = (*self.flags, *words, "--save", str(run_dir / "save"))
-        return launch(
-            run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", environ=environ, under=under
-        )
+    @property
+    def script(self) -> str:
+        return "pretrain_gpt.py"
+
+    @property
+    def launched_size(self) -> int | None:
+        return None
 
 
 MODELS: Mapping[str, type[Model]] = {"toy": Toy, "megatron": Megatron}

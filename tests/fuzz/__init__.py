@@ -61,18 +61,33 @@ def run(name: str, first_seed: int, seconds: float) -> int:
     raise AssertionError("no end")
 
 
-@contextlib.contextmanager
-def _no_hang() -> Iterator[None]:
-    def hangs(*_: Any) -> None:
-        raise AssertionError(f"the case takes longer than {HANG_S} s")
+class Hang(BaseException):
+    """Raised in code that takes longer than it may. No handler of errors catches it."""
 
-    before = signal.signal(signal.SIGALRM, hangs)
-    signal.alarm(HANG_S)
+
+@contextlib.contextmanager
+def patience(seconds: int) -> Iterator[None]:
+    """Raise Hang in the block after so many seconds."""
+
+    def late(*_: Any) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
     try:
         yield
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _no_hang() -> Iterator[None]:
+    try:
+        with patience(HANG_S):
+            yield
+    except Hang:
+        raise AssertionError(f"the case takes longer than {HANG_S} s") from None
 
 
 def outcome(main: Callable[[Sequence[str]], int], words: Sequence[str]) -> tuple[int, str, str]:

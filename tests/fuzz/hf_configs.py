@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.fuzz.searching import Hang, Verdict, answer, finish, patience, search
+from tests.fuzz import Hang, patience
+from tests.fuzz.searching import PATIENCE_S, Verdict, answer, finish, search
 
 ROWS = 96
 _SIZES = {"vocab_size": ROWS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -266,9 +267,9 @@ def compared(folder: Path, save: Path) -> Verdict:
         0, min(ROWS, model.config.vocab_size), (1, length), generator=torch.Generator().manual_seed(5)
     )
     try:
-        with torch.no_grad(), patience():
+        with torch.no_grad(), patience(PATIENCE_S):
             theirs = model.eval()(tokens).logits
-        with patience():
+        with patience(PATIENCE_S):
             ours = job_logits(save, tokens)[..., : theirs.shape[-1]]
     except Hang:
         return Verdict("accepted", "no logits in time")

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from tests.fuzz.searching import Hang, Verdict, finish, patience, search
+from tests.fuzz import Hang, patience
+from tests.fuzz.searching import PATIENCE_S, Verdict, finish, search
 
 STRICTER = ("which is not converted", "twice")
 """Types that no whole weight has; and names that occur twice, of which safetensors takes the last."""
@@ -136,7 +137,7 @@ def judge(data: bytes, path: Path) -> Verdict:
     path.write_bytes(data)
     expected = theirs(path)
     try:
-        with patience():
+        with patience(PATIENCE_S):
             found = ours(path)
     except Hang:
         return Verdict("hang", "no answer")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import signal
 import sys
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase
 from hypothesis.strategies import SearchStrategy
+
+from tests.fuzz import Hang, patience
 
 PATIENCE_S = 30
 """What takes longer than this hangs; no input here is large."""
@@ -32,26 +33,6 @@ class Verdict:
     """A word such as 'accepted' or 'refused', which is counted."""
     fault: str = ""
     """What is wrong; empty if nothing is."""
-
-
-class Hang(BaseException):
-    """Raised in code that takes longer than PATIENCE_S. No handler of errors catches it."""
-
-
-@contextlib.contextmanager
-def patience() -> Iterator[None]:
-    """Raise Hang in the block after PATIENCE_S."""
-
-    def late(_number: int, _frame: Any) -> None:
-        raise Hang
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE_S)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def search(
@@ -97,7 +78,7 @@ def answer(command: Callable[[list[str]], int], words: list[str]) -> tuple[int |
     does not end."""
     output, error = io.StringIO(), io.StringIO()
     try:
-        with patience(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
+        with patience(PATIENCE_S), contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
             return command(words), error.getvalue()
     except Hang:
         return None, f"no answer after {PATIENCE_S} s"

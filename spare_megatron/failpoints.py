@@ -178,6 +178,12 @@ _faults: Sequence[_Fault] | None = None
 _armed = bool(os.environ.get(VARIABLE))
 
 
+def read_environment() -> None:
+    """Read the variable anew, in a process that was forked: it has an environment of its own, and no role yet."""
+    global _role, _faults, _armed
+    _role, _faults, _armed = "", None, bool(os.environ.get(VARIABLE))
+
+
 def act_as(role: str) -> None:
     """Set the role of this process; raises ConfigError where the variable is malformed."""
     global _role

@@ -116,6 +116,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
         group_restart_pause_s=told.group_restart_pause_s,
         standby_groups=told.standby_groups,
         warm_ranks=told.warm_ranks,
+        preload=told.preload,
         listen=args.listen,
         tls_dir=args.tls_dir,
         save_dir=told.save_dir,

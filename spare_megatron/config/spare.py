@@ -97,6 +97,9 @@ class SpareConfig:
     warm_ranks: int = 0
     """Number of further processes that spare-launch starts: they have imported everything, have no device yet, and
     become ranks of groups that are started again."""
+    preload: str | None = None
+    """Further modules, separated by commas, that spare-launch imports once for all ranks, which are forked then; none:
+    each rank makes its own imports."""
     mtbf_gpu_hours: float | None = None
     """Mean time between failures of one GPU, in hours, from which 'auto' settings are computed (default 49152, from
     Llama 3: 16,384 GPUs and an unexpected interruption about every 3 h)."""

@@ -28,6 +28,7 @@ from spare_megatron.control import protobuf_codec
 from spare_megatron.control.channel import LEADER, Security, security_of
 from spare_megatron.control.descriptors import watch_descriptors
 from spare_megatron.control.heartbeat_timer import Pulse
+from spare_megatron.control.launcher_watch import LauncherWatch
 from spare_megatron.control.reconnecting_stream import Uplink
 from spare_megatron.control.reports import (
     Progress,
@@ -458,10 +459,11 @@ class ControlThread:
     async def _guard(self, agent: Agent) -> None:
         """End this process when its launcher is gone, or when the job is over for it and its training thread hangs."""
         times = agent.setup.job.timeouts
+        launcher = LauncherWatch(self._setup.launcher_pid)
         over_at: float | None = None
         while True:
             await asyncio.sleep(times.heartbeat_interval_s)
-            if self._setup.launcher_pid and os.getppid() != self._setup.launcher_pid:
+            if launcher.is_gone():
                 leave_at_once("the launcher is gone")
             if agent.orders.over and not self._over:
                 over_at = over_at or time.monotonic()

@@ -37,6 +37,7 @@ OTHERS = (
     "spare_group_restart_pause_s",
     "spare_standby_groups",
     "spare_warm_ranks",
+    "spare_preload",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -65,6 +66,8 @@ class LauncherFlags:
     """Groups that wait for the places of lost ones."""
     warm_ranks: int = 0
     """Processes that wait to become ranks of groups that are started again."""
+    preload: str = ""
+    """Further modules that ranks need not import, separated by commas; 'none': they import everything themselves."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
@@ -94,6 +97,7 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.spare_group_restart_pause_s,
         namespace.spare_standby_groups,
         namespace.spare_warm_ranks,
+        namespace.spare_preload or "",
     )
 
 

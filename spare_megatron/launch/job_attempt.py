@@ -36,6 +36,7 @@ from spare_megatron.launch.life_report import (
     tail,
 )
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_processes
 from spare_megatron.launch.rank_process import RankStarter
 from spare_megatron.launch.rank_processes import LOOK_S, RankProcesses
@@ -68,18 +69,20 @@ class Life:
         say: Callable[[str], None],
         side: SideFiles,
         stopped_hard: asyncio.Event,
+        preloaded: PreloadedRanks,
     ) -> None:
         """``say`` shows one line to the user, behind the launcher's name. ``side`` writes processes.json.
         ``stopped_hard`` ends the life at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
         self._memory, self._say, self._stopped_hard = memory, say, stopped_hard
+        self._preloaded = preloaded
         security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
         self._side = side
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
         self._ending = self._asked_to_stop = False
-        starter = RankStarter(launch, processes, number, self._rank_ended)
+        starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
         ranks = self._ranks = RankProcesses(starter, launch.group_size)
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
@@ -128,12 +131,13 @@ class Life:
         try:
             hard = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()
-            listening = asyncio.create_task(self._listening.wait())
-            await asyncio.wait({listening, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
-            if listening.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
+            listening = self._listening.wait()
+            begun = asyncio.gather(listening, self._preloaded.settled())
+            await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
+            if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
                 publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
                 self._start_ranks()
-            listening.cancel()
+            begun.cancel()
             self._client.beside(self._watch_directory())
             if stop_reason:
                 self.request_stop(stop_reason)

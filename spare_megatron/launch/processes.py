@@ -22,6 +22,7 @@ from spare_megatron import failpoints
 from spare_megatron.control.child_guard import ChildGuard
 from spare_megatron.control.disk import patiently, words
 from spare_megatron.control.run_directory import write_json
+from spare_megatron.launch.preload_client import ForkedProcess
 
 KILLED_S = 30.0
 """How long killed processes have to end, before the launcher goes on without them."""
@@ -29,10 +30,14 @@ LOG_PATIENCE_S = 2.0
 """How long the start of a process waits for the disk on which its log is, if that fails."""
 
 
+Fork = Callable[[Sequence[str], Mapping[str, str], tuple[int, int, int]], ForkedProcess | None]
+"""Forks a process that runs a command with an environment and three standard streams; None where it cannot."""
+
+
 class Child:
     """One started process, the leader of its own process group."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | ForkedProcess) -> None:
         self.name, self.process, self.pid = name, process, process.pid
         self.handle = os.pidfd_open(process.pid)
         self.status: int | None = None
@@ -87,9 +92,11 @@ class Processes:
         out: Path,
         ended: Callable[[Child], None],
         err: Path | None = None,
+        fork: Fork | None = None,
+        pass_fds: Sequence[int] = (),
     ) -> Child:
         """Start one process. Its output is appended to ``out``, that of standard error to ``err`` if given; ``ended``
-        is called in the event loop when it has ended.
+        is called in the event loop when it has ended. ``fork`` is asked first whether it forks the process.
 
         It leads a process group, to be killed with what it starts, but no session: outside of control groups Linux
         shares each processor between sessions first (sched_autogroup), and the share of one whose training thread runs
@@ -98,14 +105,21 @@ class Processes:
         with contextlib.ExitStack() as files:
             stdout = files.enter_context(_open_log(out))
             stderr = files.enter_context(_open_log(err)) if err is not None else subprocess.STDOUT
-            process = subprocess.Popen(
-                list(command),
-                env=dict(environ),
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                process_group=0,
-            )
+            process: subprocess.Popen[bytes] | ForkedProcess | None = None
+            if fork is not None:
+                nothing = files.enter_context(open(os.devnull, "rb"))
+                error = stdout if isinstance(stderr, int) else stderr
+                process = fork(command, environ, (nothing.fileno(), stdout.fileno(), error.fileno()))
+            if process is None:
+                process = subprocess.Popen(
+                    list(command),
+                    env=dict(environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    process_group=0,
+                    pass_fds=pass_fds,
+                )
         child = Child(name, process)
         self._children[child.pid] = child
         self.guard.add(child.pid)

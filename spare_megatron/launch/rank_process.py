@@ -14,7 +14,7 @@ from spare_megatron.config.place import PLACE_FILE, WARM
 from spare_megatron.control.run_directory import RunDirectory, waits_file, write_json
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.local_job import Launch
-from spare_megatron.launch.processes import Child, Processes
+from spare_megatron.launch.processes import Child, Fork, Processes
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,17 @@ class RankStarter:
     """Starts the processes of one life."""
 
     def __init__(
-        self, launch: Launch, processes: Processes, life: int, ended: Callable[[GroupStart, int, Child], None]
+        self,
+        launch: Launch,
+        processes: Processes,
+        life: int,
+        ended: Callable[[GroupStart, int, Child], None],
+        fork: Fork,
     ) -> None:
-        """``ended`` is called with the position of each rank that has ended, whatever it began as."""
+        """``ended`` is called with the position of each rank that has ended, whatever it began as; ``fork`` is asked
+        first to start each."""
         self._launch, self._processes, self._life, self._ended = launch, processes, life, ended
+        self._fork = fork
 
     def rank(self, start: GroupStart, position: int, slot: int) -> RankProcess:
         """Start a rank of a group. Raises OSError."""
@@ -70,6 +77,7 @@ class RankStarter:
             {**self._common(), **place_of_start(start), **self.seat(position, slot)},
             log,
             lambda child: self._ended(start, position, child),
+            fork=self._fork,
         )
         return RankProcess(start, position, log, child)
 
@@ -115,6 +123,7 @@ class RankStarter:
             {**self._common(), **environ, PLACE_FILE: str(place)},
             log,
             has_ended,
+            fork=self._fork,
         )
         made = WaitingProcess(name, position, log, child)
         return made

@@ -20,6 +20,7 @@ from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, La
 from spare_megatron.launch.job_attempt import Life
 from spare_megatron.launch.life_report import ended_life, forget_last_life
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_life
 
@@ -58,7 +59,8 @@ class Supervisor:
         tasks = [asyncio.ensure_future(make()) for make in beside]
         try:
             with Processes() as processes:
-                return await self._lives(processes)
+                async with PreloadedRanks(self._launch, processes, self._say) as preloaded:
+                    return await self._lives(processes, preloaded)
         finally:
             for task in tasks:
                 task.cancel()
@@ -77,12 +79,12 @@ class Supervisor:
                 return
             await asyncio.sleep(SETTLE_PAUSE_S)
 
-    async def _lives(self, processes: Processes) -> ExitCode:
+    async def _lives(self, processes: Processes, preloaded: PreloadedRanks) -> ExitCode:
         number, progress = 1, JobProgress()
         while True:
             forget_last_life(self._dir)
             memory, say, hard = self._memory, self._say, self._stopped_hard
-            life = self._life = Life(self._launch, processes, number, memory, say, self._side, hard)
+            life = self._life = Life(self._launch, processes, number, memory, say, self._side, hard, preloaded)
             code = await life.run(self._stop.reason)
             decision = await self._decide(life, code, progress)
             if decision.sentence:

@@ -15,6 +15,7 @@ from pathlib import Path
 from spare_megatron.config.place import PLACE_FILE, WARM, Place, number, standby_name
 from spare_megatron.control.control_thread import leave_at_once
 from spare_megatron.control.disk import patiently
+from spare_megatron.control.launcher_watch import LauncherWatch
 from spare_megatron.control.run_directory import glance, waits_file
 from spare_megatron.control.stop_signals import ignore_stop_signals
 
@@ -26,12 +27,13 @@ def wait_for_place(environ: MutableMapping[str, str]) -> None:
     """Wait, for hours if need be, until the file that ``environ`` names is there, and add what it has to ``environ``.
     The process ends where its launcher has ended."""
     ignore_stop_signals()  # they mean the job, which this process is no part of
-    path, launcher = environ.pop(PLACE_FILE), number(environ, "SPARE_LAUNCHER_PID")
+    path = environ.pop(PLACE_FILE)
+    launcher = LauncherWatch(number(environ, "SPARE_LAUNCHER_PID") or 0)
     mark = waits_file(Path(path), os.getpid())
     patiently(mark.touch)
     log.info("%s waits for a place", standby_name(path))
     while (place := glance(Path(path))) is None:
-        if launcher and os.getppid() != launcher:
+        if launcher.is_gone():
             leave_at_once("the launcher is gone")
         time.sleep(POLL_S)
     environ.update(place["environ"])

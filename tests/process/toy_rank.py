@@ -147,7 +147,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
     parser.add_argument("--spare-rank-times", action="store_true")
     times = ("max-group-restarts", "group-restart-pause-s")
-    for flag in (*times, "on-event", "health-check", "standby-groups", "warm-ranks"):
+    for flag in (*times, "on-event", "health-check", "standby-groups", "warm-ranks", "preload"):
         parser.add_argument(f"--spare-{flag}", help="is for the launcher")
     return parser.parse_args()
 

@@ -1,0 +1,86 @@
+"""Turns a process that a preloaded parent has forked into one that runs a script, as if Python had been started
+with it.
+
+What a new process has and a forked one would not: its own streams, signals as Python sets them at its start, its
+directory, environment, arguments and search path, seeds of its own, its command line in ``/proc``. What stays from the
+parent: the imported modules, the hash seed of strings, and torch's first seed, which is a constant.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+import types
+from typing import Any
+
+from spare_megatron import failpoints
+from spare_megatron.control.stop_signals import STOP_SIGNALS
+from spare_megatron.launch.process_image import show_as
+
+
+class Script:
+    """What a forked process is to run."""
+
+    def __init__(self, request: dict[str, Any], fds: list[int], nohup: bool) -> None:
+        """Become a process of its own; waits for the leash.
+
+        Args:
+            request: ``command`` (the interpreter, then a script or ``-m`` and a module, then flags), ``environ``,
+                ``directory``, ``search_path`` and ``settings`` of the launcher.
+            fds: of standard input, output, error and the leash.
+            nohup: whether SIGHUP is ignored.
+        """
+        os.setpgid(0, 0)
+        leash = fds[3]
+        for fd, stream in zip(fds[:3], (0, 1, 2), strict=True):
+            os.dup2(fd, stream, inheritable=True)
+            os.close(fd)
+        if not os.read(leash, 1):
+            os._exit(1)  # the launcher is gone, or does not know this process
+        os.close(leash)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if nohup:
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._command: list[str] = request["command"]
+        os.chdir(request["directory"])
+        os.environ.clear()
+        os.environ.update(request["environ"])
+        time.tzset()
+        tempfile.tempdir = None
+        failpoints.read_environment()
+        show_as(self._command, os.environ)
+        numpy_random = sys.modules.get("numpy.random")
+        if numpy_random is not None:
+            numpy_random.seed()
+
+    def run(self) -> None:
+        """Run the script as ``__main__``. What it raises, and its ``sys.exit``, come out of here."""
+        words = self._command[1:]
+        sys.orig_argv[:] = self._command
+        if words[0] == "-m":
+            sys.argv[:] = ["-m", *words[2:]]
+            sys.path[0] = os.getcwd()
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
+            return
+        sys.argv[:] = words
+        sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
+        with io.open_code(os.path.abspath(words[0])) as file:
+            source = file.read()
+        main = types.ModuleType("__main__")
+        main.__dict__.update(
+            __file__=words[0],
+            __builtins__=builtins,
+            __loader__=importlib.machinery.SourceFileLoader("__main__", words[0]),
+        )
+        sys.modules["__main__"] = main
+        exec(compile(source, words[0], "exec", dont_inherit=True), main.__dict__)

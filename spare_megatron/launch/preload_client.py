@@ -1,0 +1,162 @@
+"""How processes are forked by a preloaded parent (:mod:`spare_megatron.launch.preloaded_parent`): the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import spare_megatron
+from spare_megatron.control.launcher_watch import has_ended
+from spare_megatron.launch import preload_wire as wire
+
+PACKAGE = Path(spare_megatron.__file__).resolve().parent
+ANSWER_S = 20.0
+"""How long a parent may take to fork or to reap; one that takes longer forks no more."""
+UNKNOWN = -int(signal.SIGKILL)
+"""The status of a process whose parent ended before it: nobody knows it."""
+
+
+class ForkRefusedError(Exception):
+    """The parent forks nothing, and why."""
+
+    def __init__(self, sentence: str, module: str | None = None) -> None:
+        super().__init__(sentence)
+        self.module = module
+        """The module whose import is the reason, if one is."""
+
+
+class ForkedProcess:
+    """A process that a parent has forked; has what is used of :class:`subprocess.Popen`."""
+
+    def __init__(self, link: ParentLink, pid: int) -> None:
+        self._link, self.pid = link, pid
+        self._handle = os.pidfd_open(pid)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the number of the signal, if the process has ended."""
+        if self.returncode is None and has_ended(self._handle, 0.0):
+            self.returncode = self._link.reap(self.pid)
+            os.close(self._handle)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end. Raises TimeoutExpired where that lasts longer than ``timeout`` seconds."""
+        if self.returncode is None and not has_ended(self._handle, timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        status = self.poll()
+        assert status is not None
+        return status
+
+    def kill(self) -> None:
+        """Kill it, if it has not been reaped."""
+        if self.returncode is None:
+            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+
+class ParentLink:
+    """A connection to a parent. Used by one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.broken = False
+        """Whether the parent has not answered in time, or is gone: it then forks nothing more."""
+
+    def greet(self, modules: Sequence[str], search_path: Sequence[str]) -> None:
+        """Say what is to be imported; the answer is read by :meth:`hear`. Raises OSError where the parent is gone."""
+        hello = {
+            "modules": list(modules),
+            "search_path": list(search_path),
+            "settings": wire.settings(),
+            "surroundings": wire.surroundings(),
+            "environ": wire.import_environment(os.environ),
+            "executable": sys.executable,
+            "stamp": wire.code_stamp(PACKAGE),
+        }
+        wire.send(self.sock, hello)
+
+    def hear(self) -> None:
+        """Read the answer to :meth:`greet`. Raises ForkRefusedError; OSError or EOFError where it is gone."""
+        answer, _ = wire.receive(self.sock)
+        if "unfit" in answer:
+            raise ForkRefusedError(answer["unfit"], answer["module"])
+        self.sock.settimeout(ANSWER_S)
+
+    def start(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        streams: tuple[int, int, int],
+        directory: str | None = None,
+    ) -> ForkedProcess:
+        """Fork a process that runs ``command`` (the interpreter, a script or ``-m`` and a module, flags).
+
+        Raises OSError where the parent does not do it; the process then runs nothing."""
+        leash, release = os.pipe()
+        try:
+            request = {
+                "ask": "start",
+                "command": list(command),
+                "environ": dict(environ),
+                "directory": directory or os.getcwd(),
+            }
+            pid = self._ask(request, (*streams, leash))["pid"]
+            process = ForkedProcess(self, pid)
+            os.write(release, b"!")
+            return process
+        finally:
+            os.close(leash)
+            os.close(release)
+
+    def reap(self, pid: int) -> int:
+        """The status of an ended process; :data:`UNKNOWN` where the parent cannot say it."""
+        with contextlib.suppress(OSError):
+            status = self._ask({"ask": "reap", "pid": pid})["status"]
+            return UNKNOWN if status is None else int(status)
+        return UNKNOWN
+
+    def close(self) -> None:
+        """End the connection; the parent then kills what it has forked, and ends."""
+        self.sock.close()
+
+    def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        if self.broken:
+            raise OSError("the preloaded parent has ended, or has not answered")
+        try:
+            wire.send(self.sock, request, fds)
+            return wire.receive(self.sock)[0]
+        except (OSError, EOFError) as error:
+            self.broken = True
+            raise OSError(f"the preloaded parent does not answer: {error}") from error
+
+
+def connect(path: Path, modules: Sequence[str], search_path: Sequence[str], patience_s: float = 60.0) -> ParentLink:
+    """A connection to the parent that listens at ``path``. Raises OSError where there is none or it does not answer
+    within ``patience_s``, ForkRefusedError where it forks nothing for this process."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(patience_s)
+        sock.connect(str(path))
+        link = ParentLink(sock)
+        link.greet(modules, search_path)
+        try:
+            link.hear()
+        except EOFError as error:
+            raise OSError(f"{path}: the preloaded parent has closed the connection") from error
+    except BaseException:
+        sock.close()
+        raise
+    return link
+
+
+def search_path_of(command: Sequence[str]) -> list[str]:
+    """The search path of a process that is started with this command here and now."""
+    first = os.getcwd() if command[1] == "-m" else os.path.dirname(os.path.realpath(command[1]))
+    return [first, *sys.path[1:]]

@@ -1,0 +1,148 @@
+"""The messages between a preloaded parent and whoever has processes forked by it: one JSON object each, with file
+descriptors where it says so, over a Unix socket whose two ends belong to one user.
+
+Both sides wait: a message is a question, and the next one on the other side is its answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_LENGTH = struct.Struct("!I")
+_MOST_FDS = 8
+_PEER = struct.Struct("3i")
+"""struct ucred: process, user, group."""
+
+IMPORT_VARIABLES = (
+    *(
+        "ACCELERATE",
+        "CUBLAS",
+        "CUDA",
+        "GLOO",
+        "GOTO",
+        "HF_",
+        "HIP",
+        "HSA",
+        "KMP",
+        "LANG",
+        "LC_",
+        "LD_",
+        "MALLOC",
+        "MEGATRON",
+    ),
+    *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR", "TMP", "TOKENIZERS"),
+    *("TORCH", "TRANSFORMERS", "TRITON", "TZ", "XDG", "HOME"),
+)
+"""Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""
+_NO_MATTER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
+"""Variables with such names that are read at each use."""
+
+
+def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    """Send one message. Raises OSError where the other side is gone."""
+    data = json.dumps(message).encode()
+    socket.send_fds(sock, [_LENGTH.pack(len(data))], list(fds))
+    sock.sendall(data)
+
+
+def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    """The next message and its descriptors, which belong to the caller. Raises EOFError at the end of the connection,
+    OSError where it breaks or a time-out is over."""
+    head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, _MOST_FDS)
+    head += _exactly(sock, _LENGTH.size - len(head))
+    return json.loads(_exactly(sock, _LENGTH.unpack(head)[0])), list(fds)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = sock.recv(count - len(parts))
+        if not part:
+            raise EOFError("the connection has ended")
+        parts += part
+    return parts
+
+
+def peer_user(sock: socket.socket) -> int:
+    """The user id of the process at the other end."""
+    return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
+
+
+def import_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``environ`` that an import may read."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(IMPORT_VARIABLES) and name not in _NO_MATTER
+    }
+
+
+def surroundings() -> dict[str, Any]:
+    """What this process cannot give to one that another process forks: its namespaces, control groups, user and
+    capabilities, hard limits."""
+    namespaces = {name: os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))}
+    wanted = ("Uid", "Gid", "Groups", "Cap", "NoNewPrivs", "Seccomp:")
+    return {
+        "namespaces": namespaces,
+        "control groups": _lines("/proc/self/cgroup"),
+        "identity": [line for line in _lines("/proc/self/status") if line.startswith(wanted)],
+        "hard limits": {name: hard for name, (_, hard) in limits().items()},
+    }
+
+
+def settings() -> dict[str, Any]:
+    """What a process gives to those that it starts, and a forked one can be given: soft limits, umask, niceness,
+    processors, readiness to be killed for memory, whether SIGHUP is ignored."""
+    status = dict(line.split(":", 1) for line in _lines("/proc/self/status"))
+    return {
+        "limits": {name: soft for name, (soft, _) in limits().items()},
+        "umask": int(status["Umask"], 8),
+        "nice": os.getpriority(os.PRIO_PROCESS, 0),
+        "processors": sorted(os.sched_getaffinity(0)),
+        "oom": int(Path("/proc/self/oom_score_adj").read_text()),
+        "nohup": signal.getsignal(signal.SIGHUP) is signal.SIG_IGN,
+    }
+
+
+def limits() -> dict[str, tuple[int, int]]:
+    """Name of a limit of this process -> its soft and hard value."""
+    names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+    return {name: resource.getrlimit(getattr(resource, name)) for name in names}
+
+
+def take_settings(wanted: Mapping[str, Any]) -> None:
+    """Give this process what :func:`settings` returned in another one. Raises OSError or ValueError where it may
+    not."""
+    hard = {name: value for name, (_, value) in limits().items()}
+    for name, soft in wanted["limits"].items():
+        resource.setrlimit(getattr(resource, name), (soft, hard[name]))
+    os.umask(wanted["umask"])
+    if os.getpriority(os.PRIO_PROCESS, 0) != wanted["nice"]:
+        os.setpriority(os.PRIO_PROCESS, 0, wanted["nice"])
+    os.sched_setaffinity(0, wanted["processors"])
+    oom = Path("/proc/self/oom_score_adj")
+    if int(oom.read_text()) != wanted["oom"]:
+        oom.write_text(str(wanted["oom"]))
+
+
+def code_stamp(package: Path) -> list[Any]:
+    """What changes when a file of the package changes: its place, the number of its sources and libraries, and the
+    newest change."""
+    newest, count = 0, 0
+    for folder, _, names in os.walk(package):
+        for name in names:
+            if name.endswith((".py", ".so")):
+                newest, count = max(newest, os.stat(os.path.join(folder, name)).st_mtime_ns), count + 1
+    return [str(package), count, newest]
+
+
+def _lines(path: str) -> list[str]:
+    return Path(path).read_text().splitlines()

@@ -1,0 +1,281 @@
+"""A process that has imported what ranks import, and forks them: a rank then starts in milliseconds, not seconds, and
+shares the memory of its modules with the others.
+
+It has one thread and no device, so a child of it is as a new process that has imported the same. Where that is not so
+after its imports (a module started a thread, or opened a GPU), it says which module did it and forks nothing.
+
+Two ways to be started: by spare-launch, with one end of a socket, for the ranks of one job (``--fd``); or by hand or
+for tests (``--listen``), for every launcher of the same user whose environment, limits and files are the same: each
+gets a fork of this process, which then serves it as in the first way.
+
+A child is the leader of a process group and waits, before it runs the script, for a byte on its *leash*, a pipe from
+the launcher: nothing runs that its launcher does not know of. An ended child is reaped when the launcher says so, which
+has then killed what was left of the process group. When the launcher's end of the socket closes, all children are
+killed.
+
+Messages (:mod:`spare_megatron.launch.preload_wire`):
+
+* ``hello`` with the modules to import, the search path and what the launcher gives its children -> ``ready``, or
+  ``unfit`` with the sentence why, and with the ``module`` if it is one's fault.
+* ``start`` with command, environment and directory, descriptors of standard input, output, error and leash -> ``pid``.
+* ``reap`` with a pid -> ``status``, as :func:`os.waitstatus_to_exitcode` has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import os
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import spare_megatron
+from spare_megatron import failpoints
+from spare_megatron.control.stop_signals import ignore_stop_signals
+from spare_megatron.launch import preload_wire as wire
+from spare_megatron.launch.forked_script import Script
+
+PACKAGE = Path(spare_megatron.__file__).resolve().parent
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""
+
+
+class UnfitError(Exception):
+    """Why this process must fork no ranks."""
+
+    def __init__(self, sentence: str, module: str | None = None) -> None:
+        super().__init__(sentence)
+        self.module = module
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import these modules, one after the other; UnfitError names the one after which this process may not fork."""
+    given = os.environ.get(NVML)
+    os.environ[NVML] = "1"
+    gc.disable()
+    try:
+        for module in modules:
+            if module in sys.modules:
+                continue
+            try:
+                importlib.import_module(module)
+            except BaseException as error:  # whatever it is: a rank that imports it says it itself
+                raise UnfitError(f"{module} cannot be imported: {type(error).__name__}: {error}", module) from error
+            fault = fork_fault()
+            if fault:
+                raise UnfitError(f"{module} {fault}", module)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        os.environ.pop(NVML)
+        if given is not None:
+            os.environ[NVML] = given
+
+
+def fork_fault() -> str:
+    """What this process has done after which a fork of it is not as a new process; empty: nothing."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1 or threading.active_count() > 1:
+        return f"has started {max(threads, threading.active_count()) - 1} thread(s)"
+    devices = sorted({file for file in _open_files() if file.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))})
+    if devices:
+        return f"has opened {', '.join(devices)}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "has initialised CUDA"
+    return ""
+
+
+def _open_files() -> list[str]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return found
+
+
+def finds_this_package(search_path: Sequence[str]) -> bool:
+    """Whether a process with this search path imports the package that this one has imported."""
+    spec = importlib.machinery.PathFinder.find_spec("spare_megatron", list(search_path))
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == PACKAGE
+
+
+class Parent:
+    """Serves one launcher."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._children: set[int] = set()
+        self._nohup = False
+
+    def serve(self, hello: dict[str, Any]) -> Script | None:
+        """Answer until the launcher is gone: None. In each forked process it returns the script to run."""
+        try:
+            self._prepare(hello)
+        except UnfitError as unfit:
+            wire.send(self._sock, {"unfit": str(unfit), "module": unfit.module})
+            return None
+        self._nohup = hello["settings"]["nohup"]
+        wire.send(self._sock, {"ready": len(sys.modules)})
+        try:
+            while True:
+                request, fds = wire.receive(self._sock)
+                failpoints.hit("preload.request")
+                if request["ask"] == "start":
+                    script = self._fork(request, fds)
+                    if script is not None:
+                        return script
+                else:
+                    wire.send(self._sock, {"status": self._reaped(request["pid"])})
+        except (EOFError, OSError):
+            self._end_children()
+            return None
+
+    def _prepare(self, hello: dict[str, Any]) -> None:
+        path = hello["search_path"]
+        if not finds_this_package(path):
+            raise UnfitError(f"{PACKAGE} is not the package that the script would import")
+        sys.path[:] = path
+        import_all(hello["modules"])
+        fault = fork_fault()
+        if fault:
+            raise UnfitError(f"the process {fault}")
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> Script | None:
+        pid = os.fork()
+        if pid == 0:
+            self._sock.close()
+            return Script(request, fds, self._nohup)
+        with contextlib.suppress(OSError):  # the child does it too: whoever is first
+            os.setpgid(pid, pid)
+        for fd in fds:
+            os.close(fd)
+        self._children.add(pid)
+        wire.send(self._sock, {"pid": pid})
+        return None
+
+    def _reaped(self, pid: int) -> int | None:
+        """The status of an ended child; None for one that has not ended, or is none."""
+        if pid not in self._children:
+            return None
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found == 0:
+            return None
+        self._children.remove(pid)
+        return os.waitstatus_to_exitcode(status)
+
+    def _end_children(self) -> None:
+        for pid in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        for pid in self._children:
+            os.waitpid(pid, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ for launchers
+
+
+class Listener:
+    """Forks a :class:`Parent` for each launcher that connects, as long as standard input is open."""
+
+    def __init__(self, path: Path, modules: Sequence[str]) -> None:
+        self._path, self._modules = path, modules
+        self._environ = wire.import_environment(os.environ)
+        self._stamp = wire.code_stamp(PACKAGE)
+        self._pid = os.getpid()
+
+    def serve(self) -> Script | None:
+        """Listen until standard input ends: None. In each forked process, as :meth:`Parent.serve`."""
+        import_all(self._modules)
+        with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+            self._path.unlink(missing_ok=True)
+            listener.bind(str(self._path))
+            self._path.chmod(0o600)
+            listener.listen()
+            selector.register(listener, selectors.EVENT_READ)
+            selector.register(0, selectors.EVENT_READ)
+            try:
+                while True:
+                    ready = [key.fileobj for key, _ in selector.select(timeout=1.0)]
+                    self._reap()
+                    if 0 in ready and not os.read(0, 1):
+                        return None
+                    if listener in ready:
+                        sock, _ = listener.accept()
+                        if os.fork() == 0:
+                            listener.close()
+                            return self._serve_one(sock)
+                        sock.close()
+            finally:
+                if os.getpid() == self._pid:  # and not in a process that it has forked
+                    self._path.unlink(missing_ok=True)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+    def _serve_one(self, sock: socket.socket) -> Script | None:
+        os.setpgid(0, 0)
+        if wire.peer_user(sock) != os.getuid():
+            return None
+        sock.settimeout(10.0)
+        hello, fds = wire.receive(sock)
+        for fd in fds:
+            os.close(fd)
+        sock.settimeout(None)
+        fault = self._fault(hello)
+        if not fault:
+            try:
+                wire.take_settings(hello["settings"])
+            except (OSError, ValueError) as error:
+                fault = f"it may not take the launcher's settings: {error}"
+        if fault:
+            wire.send(sock, {"unfit": fault, "module": None})
+            return None
+        return Parent(sock).serve(hello)
+
+    def _fault(self, hello: dict[str, Any]) -> str:
+        """Why this process cannot fork for a launcher; empty: it can."""
+        if hello["stamp"] != self._stamp:
+            return "it was started with other files of the package"
+        if hello["executable"] != sys.executable:
+            return f"it runs {sys.executable}"
+        names = {name for name, _ in set(hello["environ"].items()) ^ set(self._environ.items())}
+        if names:
+            return f"it was started with other values of {', '.join(sorted(names))}"
+        here = wire.surroundings()
+        others = [name for name in here if here[name] != hello["surroundings"][name]]
+        return f"it has other {' and '.join(others)}" if others else ""
+
+
+def main(words: Sequence[str] | None = None) -> Script | None:
+    """The process; returns the script to run in each process that it forks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    how = parser.add_mutually_exclusive_group(required=True)
+    how.add_argument("--fd", type=int, help="a socket of the launcher that started this process")
+    how.add_argument("--listen", type=Path, metavar="PATH", help="a socket to listen at, until standard input ends")
+    parser.add_argument("modules", nargs="*", help="modules to import; with --fd the launcher names them")
+    options = parser.parse_args(words)
+    ignore_stop_signals()  # they mean the launcher and the ranks
+    failpoints.act_as("preload")
+    if options.listen is not None:
+        return Listener(options.listen.absolute(), options.modules).serve()
+    with socket.socket(fileno=options.fd) as sock:
+        return Parent(sock).serve(wire.receive(sock)[0])
+
+
+if __name__ == "__main__":
+    _script = main()
+    if _script is not None:
+        _script.run()

@@ -1,0 +1,157 @@
+"""Has the ranks of a launch forked by a preloaded parent, and starts the parent again when it ends.
+
+Ranks are started one by one, as new processes, where there is no parent: none is wanted, the script imports nothing
+that takes time, a module cannot be preloaded, the parent was killed and is not ready again. Each reason is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from spare_megatron.control.disk import words as words_of
+from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.preload_client import ForkedProcess, ForkRefusedError, ParentLink, connect, search_path_of
+from spare_megatron.launch.processes import Processes
+from spare_megatron.launch.script_modules import modules_of
+
+LISTENING = "SPARE_PRELOADED"
+"""Environment variable: the socket of a preloaded parent that is there already."""
+MOST_ENDS, AN_HOUR_S = 3, 3600.0
+"""A parent that ends more often within this time is not started again."""
+PATIENCE_S = 300.0
+"""How long ranks wait for the parent's imports before they are started one by one."""
+
+
+class PreloadedRanks:
+    """The parent of one launch's ranks. Used in one event loop."""
+
+    def __init__(self, launch: Launch, processes: Processes, say: Callable[[str], None]) -> None:
+        """``say`` shows one line to the user."""
+        self._launch, self._processes, self._say = launch, processes, say
+        self._environ = {"OMP_NUM_THREADS": "1", **launch.environ, "PYTHONUNBUFFERED": "1"}
+        self._environ["SPARE_RUN_DIR"] = str(launch.run_dir.path)
+        self._modules, reason = modules_of(launch.command, launch.preload, launch.environ)
+        self._settled = asyncio.Event()
+        """Whether it is known if ranks are forked."""
+        self._link: ParentLink | None = None
+        self._ends_s: list[float] = []
+        """When parents ended."""
+        self._task: asyncio.Task[None] | None = None
+        if reason:
+            say(f"ranks are started one by one, each with its own imports: {reason}")
+        if not self._modules:
+            self._settled.set()
+
+    async def __aenter__(self) -> PreloadedRanks:
+        if self._modules:
+            self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def settled(self) -> None:
+        """Wait until ranks can be forked, or it is known that they cannot."""
+        try:
+            await asyncio.wait_for(self._settled.wait(), PATIENCE_S)
+        except TimeoutError:
+            self._say(f"ranks are started one by one: the imports of their parent are not done after {PATIENCE_S:g} s")
+            self._settled.set()
+
+    def fork(
+        self, command: Sequence[str], environ: Mapping[str, str], streams: tuple[int, int, int]
+    ) -> ForkedProcess | None:
+        """Fork a process; None where it is to be started in another way."""
+        if self._link is None or self._link.broken:
+            return None
+        try:
+            return self._link.start(command, environ, streams)
+        except OSError as error:
+            self._say(f"a rank is started with its own imports: {words_of(error)}")
+            return None
+
+    async def _run(self) -> None:
+        """Have a parent, and another one when it has ended, until this is cancelled."""
+        link: ParentLink | None = None
+        while self._modules:
+            try:
+                link = await self._listening() or await self._own()
+                self._link = link
+                self._settled.set()
+                await _end_of(link)
+                link.broken = True
+            except ForkRefusedError as refused:
+                self._refused(refused)
+                continue
+            except (OSError, EOFError) as error:
+                self._give_up(words_of(error) if isinstance(error, OSError) else "their parent ended at its start")
+                return
+            now_s = time.monotonic()
+            self._ends_s = [end_s for end_s in self._ends_s if now_s - end_s < AN_HOUR_S] + [now_s]
+            if len(self._ends_s) > MOST_ENDS:
+                self._give_up(f"their preloaded parent has ended {len(self._ends_s)} times within an hour")
+                return
+            self._say(
+                "the preloaded parent of the ranks has ended; until it is there again, ranks make their own imports"
+            )
+
+    def _refused(self, refused: ForkRefusedError) -> None:
+        if refused.module is None:
+            self._give_up(str(refused))
+        else:
+            self._say(f"{refused}; it is not preloaded")
+            self._modules = tuple(name for name in self._modules if name != refused.module)
+        if not self._modules:
+            self._settled.set()
+
+    def _give_up(self, reason: str) -> None:
+        self._say(f"ranks are started one by one, each with its own imports: {reason}")
+        self._modules = ()
+        self._settled.set()
+
+    async def _listening(self) -> ParentLink | None:
+        """A connection to the parent that the environment names."""
+        path = self._launch.environ.get(LISTENING)
+        if not path:
+            return None
+        try:
+            return await asyncio.to_thread(connect, Path(path), self._modules, search_path_of(self._launch.command))
+        except (OSError, ForkRefusedError) as error:
+            self._say(f"the preloaded parent at {path} is not used: {error}")
+            return None
+
+    async def _own(self) -> ParentLink:
+        """A parent of this launch's own, when its imports are done."""
+        ours, theirs = socket.socketpair()
+        log = self._launch.run_dir.logs / "preloaded_parent.log"
+        with theirs:
+            self._processes.start(
+                "preloaded parent",
+                [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--fd", str(theirs.fileno())],
+                self._environ,
+                log,
+                lambda child: None,  # the end of its socket says it
+                pass_fds=(theirs.fileno(),),
+            )
+        link = ParentLink(ours)
+        link.greet(self._modules, search_path_of(self._launch.command))
+        await _end_of(link)
+        link.hear()
+        return link
+
+
+async def _end_of(link: ParentLink) -> None:
+    """Wait until there is something to read from the parent: its answer, or its end."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(link.sock, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(link.sock)

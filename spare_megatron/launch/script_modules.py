@@ -1,0 +1,68 @@
+"""Says which modules a preloaded parent imports for a script: those that take time and that every process may share.
+
+The parent imports nothing of the user's own, whose code may do anything when it is imported, unless ``--spare-preload``
+names it. What a script imports is read from its source and that of the modules beside it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spare_megatron.launch.script_sources import imported_names
+
+OF_A_JOB = (
+    "numpy.random",
+    "torch",
+    "spare_megatron.training.training",
+    "spare_megatron.trainer.megatron_job",
+)
+"""What a rank of a Megatron job imports."""
+_TORCH = ("numpy.random", "torch")
+_NONE = "none"
+_SETTINGS = ("LD_PRELOAD", "LD_AUDIT")
+"""Variables that put code into each new process, which may not expect to be forked."""
+
+
+def modules_of(command: Sequence[str], preload: str, environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+    """The modules to preload for a rank's command line, and why there are none where that needs to be said.
+
+    Args:
+        command: the interpreter, a script or ``-m`` and a module, flags.
+        preload: further modules, separated by commas; 'none': nothing is preloaded.
+        environ: of the ranks.
+    """
+    more = tuple(name.strip() for name in preload.split(",") if name.strip())
+    if more == (_NONE,):
+        return (), ""
+    found = [name for name in _SETTINGS if environ.get(name)]
+    if found:
+        return (), f"{found[0]} is set"
+    if command[0] != sys.executable:
+        return (), f"{command[0]} is not the Python that runs this launcher, {sys.executable}"
+    script = _source(command)
+    if script is None:
+        return (), ""
+    return (*_preloaded(imported_names(script)), *more), ""
+
+
+def _source(command: Sequence[str]) -> Path | None:
+    """The file of the script or module; None where it has no source."""
+    if command[1] != "-m":
+        path: str | None = command[1]
+    else:
+        try:
+            spec = importlib.util.find_spec(command[2])
+        except (ImportError, ValueError):
+            return None
+        path = spec.origin if spec is not None else None
+    return Path(path) if path is not None and path.endswith(".py") else None
+
+
+def _preloaded(names: Sequence[str]) -> tuple[str, ...]:
+    packages = {name.partition(".")[0] for name in names}
+    if packages & {"spare_megatron", "megatron"}:
+        return OF_A_JOB
+    return _TORCH if "torch" in packages else ()

@@ -1,0 +1,55 @@
+"""Reads from a user's script, and the modules beside it, what they import. Nothing is imported for that."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+
+def imported_names(script: Path) -> list[str]:
+    """The full names that the script, and the modules beside it that it imports, name in absolute imports, at their
+    beginning or later."""
+    return sorted({name for tree in script_and_modules(script).values() for name in _imported(tree)})
+
+
+def script_and_modules(script: Path) -> dict[Path, ast.Module]:
+    """The sources of the script, and of the modules and packages in its folder that it or one of them imports."""
+    found: dict[Path, ast.Module] = {}
+    waiting = [script]
+    for path in waiting:  # grows
+        found[path] = _parsed(path)
+        for name in _imported(found[path]):
+            parts = name.split(".")
+            places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] != "megatron"]
+            files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
+            waiting += [file for file in files if file not in waiting and file.is_file()]
+    return found
+
+
+def _parsed(path: Path) -> ast.Module:
+    """A source; an empty one for a file that is not there (a module of an installed package) or is no Python."""
+    try:
+        return ast.parse(path.read_text())
+    except (OSError, SyntaxError, ValueError):
+        return ast.Module([], [])
+
+
+def _imported(tree: ast.Module) -> list[str]:
+    """The full names that absolute imports name, modules or not."""
+    return sorted({name for names in imports_of(tree).values() for name in names})
+
+
+def imports_of(tree: ast.Module) -> dict[int, list[str]]:
+    """Line -> the full names that absolute imports name there, of imports that are carried out when all goes well."""
+    found: dict[int, list[str]] = {}
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found.setdefault(node.lineno, []).extend(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found.setdefault(node.lineno, []).extend(alias.name for alias in node.names)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif not isinstance(node, ast.ExceptHandler):
+            nodes += ast.iter_child_nodes(node)
+    return dict(sorted(found.items()))

@@ -4,7 +4,8 @@ A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PA
 They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without faults,
 a place costs one check of a global variable.
 
-* ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``rank-0-1`` (group 0, position 1),
+* ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``preload`` (the parent of forked
+  ranks), ``rank-0-1`` (group 0, position 1),
   ``leader-0`` (of group 0, where it has a process of its own); a prefix means all of them: ``rank-0`` all ranks of
   group 0, ``rank`` every rank. Without a role it is every process.
 * ACTION is the name of an errno (``ENOSPC``, ``EIO``, ``ESTALE``, ``ECONNRESET``, ...), raised as OSError; ``kill`` or
@@ -96,6 +97,7 @@ PLACES = {
     "notices.write": "a rank's line for the user is about to be written",
     "errors.write": "a user's error is about to be written",
     "rank_times.write": "a rank is about to write when it did the parts of a step",
+    "preload.request": "a preloaded parent has received a request, and has done nothing for it yet",
     "injected.write": "the mark that an injection was done is about to be written",
 }
 """Place -> when the code passes it."""

@@ -2,7 +2,7 @@
 
 A test names a function as ``package.module:function``; every process calls it as ``function(rank, store, arguments)``
 and returns something JSON can hold. The store is a TCPStore of the test's own process, so no port is fixed.
-Start-up dominates tests with megatron-core (seconds per process), so let one start serve many cases.
+They are forked by a parent that has torch and megatron-core (:mod:`tests.preloaded`), so a start takes milliseconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.launch.preload_client import ForkedProcess
+from tests import preloaded
+
 ROOT = Path(__file__).resolve().parent.parent
 _POLL_S = 0.05
 _LOG_CHARS = 4000
@@ -28,8 +30,7 @@ _LOG_CHARS = 4000
 
 def environment() -> dict[str, str]:
     """Environment for a test's processes: one thread each, no torch.compile, this checkout first on the path."""
-    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-    return {**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1", "PYTHONPATH": path}
+    return {**preloaded.environment(), "TORCHDYNAMO_DISABLE": "1"}
 
 
 def needs_all_cores(what: str) -> None:
@@ -39,23 +40,20 @@ def needs_all_cores(what: str) -> None:
 
 
 @contextlib.contextmanager
-def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[list[ForkedProcess]]:
     """Processes that run ``target``, one for each entry of ``arguments``; killed by pid when the block is left."""
     from torch.distributed import TCPStore
 
     if len(arguments) > 1:
         needs_all_cores(target)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    processes: list[subprocess.Popen[bytes]] = []
+    processes: list[ForkedProcess] = []
     try:
         for rank, argument in enumerate(arguments):
             task = {"target": target, "rank": rank, "port": store.port, "arguments": argument}
             (directory / f"task{rank}.json").write_text(json.dumps(task))
-            with (directory / f"rank{rank}.log").open("wb") as log:
-                command = [sys.executable, "-m", "tests.spawn", str(directory), str(rank)]
-                processes.append(
-                    subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-                )
+            command = [sys.executable, "-m", "tests.spawn", str(directory), str(rank)]
+            processes.append(preloaded.fork(command, environment(), directory / f"rank{rank}.log"))
         yield processes
     finally:
         for process in processes:

@@ -131,8 +131,7 @@ class Life:
         try:
             hard = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()
-            listening = self._listening.wait()
-            begun = asyncio.gather(listening, self._preloaded.settled())
+            begun = asyncio.create_task(self._can_begin())
             await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
                 publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
@@ -155,6 +154,11 @@ class Life:
             self._ending = True
             self._client.close()
             await self._end_everything()
+
+    async def _can_begin(self) -> None:
+        """Wait until the coordinator listens, and ranks can be started."""
+        await self._listening.wait()
+        await self._preloaded.settled()
 
     def request_stop(self, reason: str) -> None:
         """Ask the coordinator to save and leave; by a signal where it cannot be called."""

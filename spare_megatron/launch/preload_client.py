@@ -69,14 +69,15 @@ class ParentLink:
         self.broken = False
         """Whether the parent has not answered in time, or is gone: it then forks nothing more."""
 
-    def greet(self, modules: Sequence[str], search_path: Sequence[str]) -> None:
-        """Say what is to be imported; the answer is read by :meth:`hear`. Raises OSError where the parent is gone."""
+    def greet(self, modules: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Say what is to be imported, with which search path and environment; :meth:`hear` reads the answer. Raises
+        OSError where the parent is gone."""
         hello = {
             "modules": list(modules),
             "search_path": list(search_path),
             "settings": wire.settings(),
             "surroundings": wire.surroundings(),
-            "environ": wire.import_environment(os.environ),
+            "environ": wire.import_environment(environ),
             "executable": sys.executable,
             "stamp": wire.code_stamp(PACKAGE),
         }
@@ -124,6 +125,7 @@ class ParentLink:
 
     def close(self) -> None:
         """End the connection; the parent then kills what it has forked, and ends."""
+        self.broken = True
         self.sock.close()
 
     def _ask(self, request: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
@@ -137,7 +139,13 @@ class ParentLink:
             raise OSError(f"the preloaded parent does not answer: {error}") from error
 
 
-def connect(path: Path, modules: Sequence[str], search_path: Sequence[str], patience_s: float = 60.0) -> ParentLink:
+def connect(
+    path: Path,
+    modules: Sequence[str],
+    search_path: Sequence[str],
+    environ: Mapping[str, str],
+    patience_s: float = 60.0,
+) -> ParentLink:
     """A connection to the parent that listens at ``path``. Raises OSError where there is none or it does not answer
     within ``patience_s``, ForkRefusedError where it forks nothing for this process."""
     sock = socket.socket(socket.AF_UNIX)
@@ -145,7 +153,7 @@ def connect(path: Path, modules: Sequence[str], search_path: Sequence[str], pati
         sock.settimeout(patience_s)
         sock.connect(str(path))
         link = ParentLink(sock)
-        link.greet(modules, search_path)
+        link.greet(modules, search_path, environ)
         try:
             link.hear()
         except EOFError as error:

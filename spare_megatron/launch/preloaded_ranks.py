@@ -79,14 +79,9 @@ class PreloadedRanks:
 
     async def _run(self) -> None:
         """Have a parent, and another one when it has ended, until this is cancelled."""
-        link: ParentLink | None = None
         while self._modules:
             try:
-                link = await self._listening() or await self._own()
-                self._link = link
-                self._settled.set()
-                await _end_of(link)
-                link.broken = True
+                await self._one()
             except ForkRefusedError as refused:
                 self._refused(refused)
                 continue
@@ -101,6 +96,16 @@ class PreloadedRanks:
             self._say(
                 "the preloaded parent of the ranks has ended; until it is there again, ranks make their own imports"
             )
+
+    async def _one(self) -> None:
+        """Have a parent until it ends. Raises ForkRefusedError, OSError or EOFError where it never gets ready."""
+        link = await self._listening() or await self._own()
+        try:
+            self._link = link
+            self._settled.set()
+            await _end_of(link)
+        finally:
+            link.close()
 
     def _refused(self, refused: ForkRefusedError) -> None:
         if refused.module is None:
@@ -122,7 +127,8 @@ class PreloadedRanks:
         if not path:
             return None
         try:
-            return await asyncio.to_thread(connect, Path(path), self._modules, search_path_of(self._launch.command))
+            search_path = search_path_of(self._launch.command)
+            return await asyncio.to_thread(connect, Path(path), self._modules, search_path, self._environ)
         except (OSError, ForkRefusedError) as error:
             self._say(f"the preloaded parent at {path} is not used: {error}")
             return None
@@ -141,9 +147,13 @@ class PreloadedRanks:
                 pass_fds=(theirs.fileno(),),
             )
         link = ParentLink(ours)
-        link.greet(self._modules, search_path_of(self._launch.command))
-        await _end_of(link)
-        link.hear()
+        try:
+            link.greet(self._modules, search_path_of(self._launch.command), self._environ)
+            await _end_of(link)
+            link.hear()
+        except BaseException:
+            link.close()
+            raise
         return link
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from spare_megatron.coordinator import journal
+from tests import preloaded
 from tests.spawn import needs_all_cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,8 +176,9 @@ def launch(
     command += [*options, script, *words]
     if RESTARTS not in words:
         command += [RESTARTS, "0"]
-    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1")
-    environment |= environ or {}
+    environment = {**preloaded.environment(), **(environ or {})}
+    if not under and "LD_PRELOAD" not in environment:
+        environment = {preloaded.LISTENING: preloaded.socket_path(), **environment}
     with (run_dir / "launch.out").open("w") as output:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
     STARTED.append(Job(run_dir, process))

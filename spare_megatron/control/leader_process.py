@@ -5,11 +5,10 @@ interpreter from the training thread, so it has one of its own: position 0 start
 the loopback device. (A group of one rank has nobody to hear and is led in its control thread.) The two live and die
 together. The kernel kills the leader when the thread that started it ends, position 0's control thread; and position 0
 leaves at once when the leader ends. Either is the loss of the group. A standby, which has no session yet, starts the
-process ahead in its main thread.
+process ahead in its main thread; a rank that was forked by a preloaded parent forks it before it has other threads.
 
 They share two pipes. On standard input the leader gets one line, what it must know of the job, and at the end another:
-the session of position 0 is closed. On standard output it says where it listens, or why it cannot. No torch is loaded
-here, and nothing is forked: the process begins anew.
+the session of position 0 is closed. On standard output it says where it listens, or why it cannot.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from pathlib import Path
+from typing import BinaryIO
 
 from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
@@ -31,6 +32,7 @@ from spare_megatron.control.calm_garbage import collect_in_pauses
 from spare_megatron.control.control_thread import Agent, Follower, RankSetup, leave_at_once
 from spare_megatron.control.descriptors import raise_descriptor_limit
 from spare_megatron.control.leader import Leader
+from spare_megatron.control.process_image import show_as
 from spare_megatron.control.reports import Progress, RankReport
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.control.standard_output import outlive_the_disk
@@ -91,17 +93,73 @@ class FirstFollower:
         self._follower.close()
 
 
-_ahead: list[subprocess.Popen[bytes]] = []
+class ForkedLeader:
+    """A leader's process that was forked; has what is used of :class:`subprocess.Popen`."""
+
+    def __init__(self, pid: int, stdin: BinaryIO, stdout: BinaryIO) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self._status: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit code, or minus the number of the signal, if it has ended."""
+        if self._status is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if found else None
+        return self._status
+
+    def wait(self) -> int:
+        """Wait for its end."""
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+    def kill(self) -> None:
+        """Kill it, if it has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+LeaderHandle = subprocess.Popen[bytes] | ForkedLeader
+_ahead: list[LeaderHandle] = []
 """The leader's process that waits to hear what it leads, if there is one."""
 
 
 def start_ahead() -> None:
-    """Start the process of the leader for the session that this process, which will be position 0, opens later. To be
-    called in the main thread."""
-    _ahead.append(_start())
+    """Start the process of the leader for the session that this process, which will be position 0, opens later, unless
+    it is there. To be called in the main thread."""
+    if not _ahead:
+        _ahead.append(_start())
 
 
-def _begun() -> subprocess.Popen[bytes]:
+def fork_ahead() -> None:
+    """The same in a process that has imported all that a leader needs, and has one thread: the leader is forked, and
+    imports nothing."""
+    (asked, stdin), (stdout, said) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(asked)
+        os.close(said)
+        _ahead.append(ForkedLeader(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")))
+        return
+    code: object = 1
+    try:
+        os.dup2(asked, 0)
+        os.dup2(said, 1)
+        for fd in (asked, stdin, stdout, said):
+            os.close(fd)
+        show_as([sys.executable, "-m", __name__], os.environ)
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else 1)
+
+
+def _begun() -> LeaderHandle:
     """The process that was started ahead, if it lives, or a new one."""
     ahead = _ahead.pop() if _ahead else None
     return ahead if ahead is not None and ahead.poll() is None else _start()
@@ -162,14 +220,14 @@ def _search_path() -> str:
     return os.pathsep.join(part for part in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if part)
 
 
-def _write(process: subprocess.Popen[bytes], line: bytes) -> None:
+def _write(process: LeaderHandle, line: bytes) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):  # it has ended, which the reading side sees
         process.stdin.write(line)
         process.stdin.flush()
 
 
-async def _reader(process: subprocess.Popen[bytes]) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
+async def _reader(process: LeaderHandle) -> tuple[asyncio.StreamReader, asyncio.ReadTransport]:
     """What reads the process's standard output, and its transport, which owns the pipe."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
@@ -187,7 +245,7 @@ def _told(line: bytes) -> str:
     return str(plain["address"])
 
 
-async def _ended(process: subprocess.Popen[bytes], lines: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
+async def _ended(process: LeaderHandle, lines: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
     """Tell the leader that position 0 closes its session, wait for its end, and leave nothing of it."""
     _write(process, _CLOSE)
     try:

@@ -3,7 +3,7 @@ with it.
 
 What a new process has and a forked one would not: its own streams, signals as Python sets them at its start, its
 directory, environment, arguments and search path, seeds of its own, its command line in ``/proc``. What stays from the
-parent: the imported modules, the hash seed of strings, and torch's first seed, which is a constant.
+parent: the imported modules and the hash seed of strings.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import types
 from typing import Any
 
 from spare_megatron import failpoints
+from spare_megatron.control import leader_process
+from spare_megatron.control.process_image import show_as
 from spare_megatron.control.stop_signals import STOP_SIGNALS
-from spare_megatron.launch.process_image import show_as
 
 
 class Script:
@@ -58,9 +59,17 @@ class Script:
         tempfile.tempdir = None
         failpoints.read_environment()
         show_as(self._command, os.environ)
-        numpy_random = sys.modules.get("numpy.random")
-        if numpy_random is not None:
-            numpy_random.seed()
+        self._seed()
+        if os.environ.get("SPARE_POSITION") == "0" and os.environ.get("SPARE_GROUP_SIZE") != "1":
+            leader_process.fork_ahead()
+
+    def _seed(self) -> None:
+        """Give the generators that libraries share seeds of their own, as a new process has; that of :mod:`random` does
+        it by itself."""
+        if "numpy.random" in sys.modules:
+            sys.modules["numpy.random"].seed()
+        if "torch" in sys.modules:
+            sys.modules["torch"].default_generator.seed()
 
     def run(self) -> None:
         """Run the script as ``__main__``. What it raises, and its ``sys.exit``, come out of here."""

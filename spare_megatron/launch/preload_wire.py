@@ -38,7 +38,7 @@ IMPORT_VARIABLES = (
         "MALLOC",
         "MEGATRON",
     ),
-    *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR", "TOKENIZERS"),
+    *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR"),
     *("TORCH", "TRANSFORMERS", "TRITON", "TZ", "XDG", "HOME"),
 )
 """Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -67,7 +68,9 @@ def socket_path() -> str:
 
 @functools.cache
 def _link() -> ParentLink:
-    link = connect(Path(socket_path()), OF_A_JOB, [str(ROOT), *sys.path[1:]], environment())
+    asked = [sys.executable, "-c", "import json, sys; print(json.dumps(sys.path))"]  # that of this process has more
+    search_path = json.loads(subprocess.check_output(asked, cwd=ROOT, env=environment()))
+    link = connect(Path(socket_path()), OF_A_JOB, search_path, environment())
     atexit.register(link.close)
     return link
 

@@ -89,6 +89,8 @@ class Script:
         main.__dict__.update(
             __file__=words[0],
             __builtins__=builtins,
+            __annotations__={},
+            __cached__=None,
             __loader__=importlib.machinery.SourceFileLoader("__main__", words[0]),
         )
         sys.modules["__main__"] = main

@@ -17,7 +17,7 @@ from spare_megatron.control.launcher_watch import has_ended
 from spare_megatron.launch import preload_wire as wire
 
 PACKAGE = Path(spare_megatron.__file__).resolve().parent
-ANSWER_S = 20.0
+ANSWER_S = 5.0
 """How long a parent may take to fork or to reap; one that takes longer forks no more."""
 UNKNOWN = -int(signal.SIGKILL)
 """The status of a process whose parent ended before it: nobody knows it."""

@@ -1,0 +1,296 @@
+"""Forked ranks are as spawned ones, and nothing is left of them or of their parent, whoever is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spare_megatron.launch.preload_client import UNKNOWN, ForkRefusedError, ParentLink, connect, search_path_of
+from spare_megatron.launch.preloaded_ranks import LISTENING
+from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
+from tests import preloaded
+from tests.process.harness import ROOT, alive, launch, toy_digests
+
+pytestmark = [pytest.mark.timeout(240)]
+
+STATE = """
+import json, os, random, resource, signal, sys, threading
+import numpy, torch
+from pathlib import Path
+
+def read(path):
+    return Path(path).read_text()
+
+status = {line.split(":")[0]: line.split(":")[1].strip() for line in read("/proc/self/status").splitlines()}
+same = {
+    "descriptors": sorted(os.listdir("/proc/self/fd"))[:-1],
+    "signals": [str(signal.getsignal(n)) for n in sorted(signal.valid_signals())],
+    "mask": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt")],
+    "umask": status["Umask"],
+    "threads": [status["Threads"], threading.active_count(), threading.current_thread().name],
+    "limits": [resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")],
+    "nice": os.nice(0),
+    "processors": sorted(os.sched_getaffinity(0)),
+    "directory": os.getcwd(),
+    "environment": dict(os.environ),
+    "shown environment": sorted(read("/proc/self/environ").split(chr(0))),
+    "shown command": read("/proc/self/cmdline").split(chr(0)),
+    "arguments": [sys.argv, sys.orig_argv],
+    "path": sys.path,
+    "main": [__name__, __file__, type(__loader__).__name__, __spec__ is None, sorted(globals())],
+    "standard streams": [os.readlink(f"/proc/self/fd/{n}") for n in range(3)],
+    "leads its process group": os.getpgid(0) == os.getpid(),
+    "session": os.getsid(0),
+    "terminates": sys.flags.interactive,
+    "switch interval": sys.getswitchinterval(),
+    "recursion": sys.getrecursionlimit(),
+    "torch threads": torch.get_num_threads(),
+    "default type": str(torch.get_default_dtype()),
+    "own death": status["NoNewPrivs"],
+}
+drawn = [random.random(), float(numpy.random.rand()), torch.initial_seed(), float(torch.rand(()))]
+print(json.dumps([same, drawn]), flush=True)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A script of a user's own directory."""
+    path = tmp_path / "scripts" / "state.py"
+    path.parent.mkdir()
+    path.write_text(STATE)
+    return path
+
+
+@pytest.fixture
+def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
+    """A parent that has imported nothing, and its process."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--fd", str(theirs.fileno())],
+            cwd=ROOT,
+            env=preloaded.environment(),
+            pass_fds=[theirs.fileno()],
+        )
+    link = ParentLink(ours)
+    try:
+        link.greet((), [str(ROOT), *sys.path[1:]], os.environ)
+        link.hear()
+        yield link, process
+    finally:
+        link.close()
+        process.wait()
+
+
+def start(link: ParentLink, command: list[str], log: Path, directory: Path, **environ: str) -> Any:
+    """Fork a process with its output in ``log``."""
+    with open(os.devnull, "rb") as nothing, log.open("ab") as out:
+        streams = (nothing.fileno(), out.fileno(), out.fileno())
+        return link.start(command, {**preloaded.environment(), **environ}, streams, str(directory))
+
+
+def test_a_forked_process_is_as_a_spawned_one(script: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(script), "--flag", "two words"]
+    environ = {**preloaded.environment(), "OWN": "ä 1"}
+    outputs = [tmp_path / f"{name}.log" for name in ("spawned", "forked", "again")]
+    with outputs[0].open("wb") as log:
+        done = subprocess.Popen(
+            command, cwd=tmp_path, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
+        assert done.wait() == 0
+    for output in outputs[1:]:
+        assert preloaded.fork(command, environ, output, tmp_path).wait(60.0) == 0, output.read_text()
+    (spawned, drawn), (forked, drawn_too), (_, drawn_again) = (json.loads(output.read_text()) for output in outputs)
+    for state in (spawned, forked):
+        state["standard streams"] = [name.replace("forked", "spawned") for name in state["standard streams"]]
+    assert forked == spawned
+    for one, two, three in zip(drawn, drawn_too, drawn_again, strict=True):
+        assert len({one, two, three}) == 3, "a generator has the state of another process"
+
+
+@pytest.mark.parametrize(
+    ("source", "status"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("raise ValueError('of the user')", 1),
+        ("import os; os._exit(9)", 9),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import sys; sys.exit('a sentence')", 1),
+        ("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)", -signal.SIGINT),
+    ],
+)
+def test_ends_are_those_of_a_spawned_process(source: str, status: int, tmp_path: Path) -> None:
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text(source)
+    command = [sys.executable, str(path)]
+    process = preloaded.fork(command, preloaded.environment(), log, tmp_path)
+    assert process.wait(60.0) == status
+    spawned = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert spawned.returncode == status
+    assert log.read_text().splitlines()[-1:] == spawned.stderr.splitlines()[-1:]
+
+
+def test_a_thousand_forks_leave_nothing(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    link, process = light
+    path = tmp_path / "script.py"
+    path.write_text("import sys, os; os._exit(int(sys.argv[1]))")
+    parent = psutil.Process(process.pid)
+    command = [sys.executable, str(path)]
+    for number in range(1000):
+        one = start(link, [*command, str(number % 251)], tmp_path / "log", tmp_path)
+        assert one.wait(30.0) == number % 251
+        if number == 10:
+            before = parent.num_fds(), len(os.listdir("/proc/self/fd"))
+    assert (parent.num_fds(), len(os.listdir("/proc/self/fd"))) == before
+    assert parent.children() == []
+    assert parent.num_threads() == 1
+
+
+def test_an_end_of_the_launcher_ends_what_was_forked(
+    light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    link, process = light
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import subprocess, time; subprocess.Popen(['sleep', '1000']); print('on', flush=True); time.sleep(99)"
+    )
+    log = tmp_path / "log"
+    pids = [start(link, [sys.executable, str(path)], log, tmp_path).pid for _ in range(3)]
+    _until(lambda: log.read_text().count("on") == 3)
+    started = [child.pid for pid in pids for child in psutil.Process(pid).children()]
+    assert len(started) == 3
+    link.close()
+    assert process.wait(20.0) == 0
+    _until(lambda: not any(alive(pid) for pid in (*pids, *started)))
+
+
+def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Nobody knows its exit code then, and nothing more is forked."""
+    link, process = light
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("import os; print('on', flush=True); os.read(0, 1)")
+    asked, answered = os.pipe()
+    with log.open("ab") as out:
+        one = link.start([sys.executable, str(path)], preloaded.environment(), (asked, out.fileno(), out.fileno()))
+    os.close(asked)
+    _until(lambda: log.read_text() == "on\n")
+    process.kill()
+    process.wait()
+    assert one.poll() is None
+    os.close(answered)
+    assert one.wait(20.0) == UNKNOWN
+    with pytest.raises(OSError, match=r"does not answer|has ended"):
+        start(link, [sys.executable, str(path)], log, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("import threading, time; threading.Thread(target=time.sleep, args=(99,), daemon=True).start()", "thread"),
+        ("1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("import sys; sys.exit('no')", "cannot be imported: SystemExit: no"),
+        ("FILE = open('/dev/nvidia-of-a-test')", "cannot be imported: FileNotFoundError"),
+    ],
+)
+def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, sentence: str, tmp_path: Path) -> None:
+    """It is left out, and the job runs."""
+    name = f"preloaded_{abs(hash(source)) % 10**6}"
+    (tmp_path / f"{name}.py").write_text(source)
+    environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", LISTENING: ""}
+    words = ("--steps", "2", "--spare-preload", name)
+    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ)
+    job.finish()
+    said = [line for line in (tmp_path / "run" / "launch.out").read_text().splitlines() if name in line]
+    assert len(said) == 1, job.report()
+    assert sentence in said[0]
+    assert said[0].endswith("it is not preloaded")
+    assert (tmp_path / "run" / "logs" / "preloaded_parent.log").read_text() == ""
+
+
+def test_the_parent_that_listens_forks_only_for_processes_like_itself(tmp_path: Path) -> None:
+    path, search_path = Path(preloaded.socket_path()), [str(ROOT), *sys.path[1:]]
+    with pytest.raises(ForkRefusedError, match="with other values of OMP_NUM_THREADS"):
+        connect(path, OF_A_JOB, search_path, {**preloaded.environment(), "OMP_NUM_THREADS": "3"})
+    with pytest.raises(ForkRefusedError, match="is not the package that the script would import"):
+        connect(path, OF_A_JOB, [str(tmp_path)], preloaded.environment())
+    before = os.umask(0o027)
+    try:
+        link = connect(path, OF_A_JOB, search_path, preloaded.environment())
+    finally:
+        os.umask(before)
+    script, log = tmp_path / "umask.py", tmp_path / "log"
+    script.write_text("import os; print(oct(os.umask(0)))")
+    assert start(link, [sys.executable, str(script)], log, tmp_path).wait(30.0) == 0
+    assert log.read_text() == "0o27\n"
+    link.close()
+
+
+def test_which_modules_are_preloaded(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    command = (sys.executable, str(script))
+    script.write_text("import numpy\n")
+    assert modules_of(command, "", {}) == ((), "")
+    script.write_text("def main():\n    import torch\n")
+    assert modules_of(command, "", {}) == (("numpy.random", "torch"), "")
+    script.write_text("from spare_megatron.training import pretrain\n")
+    assert modules_of(command, "one, two.three", {}) == ((*OF_A_JOB, "one", "two.three"), "")
+    assert modules_of(command, "none", {}) == ((), "")
+    assert modules_of(command, "", {"LD_PRELOAD": "libjemalloc.so"}) == ((), "LD_PRELOAD is set")
+    assert modules_of(("/usr/bin/python3", str(script)), "", {})[1].startswith("/usr/bin/python3 is not the Python")
+    assert search_path_of(command)[0] == str(tmp_path)
+
+
+@pytest.mark.parametrize("when", ["parent", "launcher", "both"])
+def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None:
+    """The job goes on without its parent, and a lost group is back; without its launcher nothing is left."""
+    steps = ("--steps", "60", "--piece-s", "0.02", "--spare-max-group-restarts", "3")
+    job = launch(tmp_path / "run", *steps, groups=3, environ={LISTENING: ""})
+    job.wait_for_step(5)
+    parent = psutil.Process(job.pid(0, 0)).ppid()
+    assert "preloaded_parent" in " ".join(psutil.Process(parent).cmdline())
+    if when != "parent":
+        job.kill(*([parent] if when == "both" else []), job.process.pid)
+        job.wait_until_gone()
+        assert not alive(parent)
+        return
+    job.kill(parent)
+    job.wait_for_step(8)
+    job.kill(job.pid(1, 0))
+    lines = job.finish()
+    assert (job.run_dir / "launch.out").read_text().count("the preloaded parent of the ranks has ended") == 1
+    assert lines[-1]["live_groups"] == 3, job.report()
+    calm = launch(tmp_path / "calm", *steps, groups=3)
+    calm.finish()
+    assert set(toy_digests(job.run_dir).values()) == set(toy_digests(calm.run_dir).values())
+
+
+def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
+    """Ranks are then started as new processes, and the parent's are judged as killed."""
+    job = launch(
+        tmp_path / "run",
+        *("--steps", "4"),
+        groups=2,
+        group_size=1,
+        environ={LISTENING: "", "SPARE_FAILPOINTS": "preload:preload.request=stop,after=1"},
+    )
+    job.finish(timeout_s=120.0)
+    assert "a rank is started with its own imports: " in (job.run_dir / "launch.out").read_text()
+
+
+def _until(true: Any, timeout_s: float = 30.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)

@@ -120,5 +120,9 @@ class Backend(Protocol):
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
         told why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
 
+    def halt(self) -> None:
+        """End what is in flight: when it returns, nothing touches a buffer that was given to :meth:`sum` any more. The
+        owner calls it as soon as nothing is to be summed any more, before it lingers for evidence."""
+
     def release(self) -> None:
         """Free everything. The owner calls it once, as its last call."""

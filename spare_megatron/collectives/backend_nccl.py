@@ -2,46 +2,50 @@
 epoch. ``shrink`` is not used: it needs the cooperation of live peers in the old communicator.
 
 NCCL forbids that a thread aborts a communicator while another one is inside a call of the same communicator. So one
-thread, the owner, makes the group, issues sums, polls for their end and aborts; :meth:`NcclBackend.cut` sets a flag
-that the owner polls. Whatever ends the communicator, its owner leaves its wait, aborts, and waits until nothing is on
-the stream any more.
+thread, the owner, makes the group, issues sums, polls for their end and ends them; :meth:`NcclBackend.cut` sets a flag
+that the owner polls. Whatever ends the communicator, its owner leaves its wait, has it aborted, and waits until nothing
+is on the stream any more.
 
-That is as quick as the owner's longest wait inside torch. What torch 2.9 to 2.13 does there (NCCLUtils.cpp):
+What torch does, as read in the sources of 2.11 to 2.14 (ProcessGroupNCCL.cpp and NCCLUtils.cpp):
 
 * The communicator is non-blocking (``config.blocking = 0``). Its initialisation returns at once; the first call that
   needs it (``NCCLComm::getNcclComm``) polls in ``waitReady`` until it is ready. That holds the communicator's mutex,
   for which ``NCCLComm::abort`` waits too: no other thread could cut it short anyway.
-* ``waitReady``, and the wait for a collective that is being issued, end after TORCH_NCCL_NONBLOCKING_TIMEOUT seconds,
-  30 minutes if it is not set, read once in a process. It is set here, to the time-out of this backend.
-* Since NCCL 2.22 connections are made by the first collective that needs them, where a member that still computes would
-  be waited for inside torch. NCCL_RUNTIME_CONNECT=0 makes all of them in the initialisation.
-* Where an initialisation waits for a peer that is dead, nothing tells which peer it is. So before NCCL is called, the
-  members sum a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that is gone or cannot be
-  reached is found there, and named. NCCL's unique id takes the same way, as a sum to which one member alone adds.
+* ``waitReady``, and the wait for a collective that is being issued, end after TORCH_NCCL_NONBLOCKING_TIMEOUT seconds.
+  :mod:`spare_megatron.collectives.nccl_start` sets it and whatever else must be set before the process's first call.
+* torch keeps the store as a C++ object only: a store in Python whose Python half has died cannot be called any more.
+  So it lives here as long as the group does. The id of the communicator is the only thing that passes through it
+  (``broadcastUniqueNCCLID``), and every further call is refused: it would be one more sum on the ring.
+* With TORCH_NCCL_BLOCKING_WAIT there is no watchdog and no monitor. A watchdog (``Watchdog::runLoop``) would, after an
+  error, write to the store and then sleep for a minute, for which the group's destructor waits. ``Work.wait`` then
+  waits on the host; ``Work.synchronize`` orders streams and does not. An error of NCCL shows in ``Work.is_completed``,
+  and ``wait`` of a work that is completed raises it.
+* ``abort`` waits for as long as ``ncclCommAbort`` takes, also after its own time-out: the future of the thread in which
+  it runs joins it. On a GPU that is gone that may be for ever. So it has a thread of its own here; the owner waits for
+  the stream, and says it when that takes long.
+* NCCL's kernels run on a stream from torch's pool. With ``is_high_priority_stream`` it is one that no group's
+  collectives use; the conversions' stream comes from the pool of priority -1, which torch hands to nobody by itself.
+
+Before NCCL is called, the members sum a number over TCP (:mod:`spare_megatron.collectives.backend_ring`): a peer that
+is gone or cannot be reached is found there, and named. Where an initialisation waits for a peer that is dead, nothing
+would tell which peer it is. NCCL's unique id takes the same way, as a sum to which one member alone adds.
 
 What cannot be avoided: a peer that dies between that sum and the end of the initialisation, some tenths of a second,
 keeps the owner inside torch for the time-out and a second. It keeps its thread and its connections; the communicator
-of the next epoch has its own, and forms meanwhile. On a GPU that is gone, ``ncclCommAbort`` may block for ever, and
-with it that thread and the buffers of the sum in flight. And torch's watchdog, a thread of torch's own, asks each
-communicator for errors, under the mutex above; with the environment below it acts on nothing. None of this has run on a
-GPU: the tests use a stand-in for the process group that records which thread calls what.
+of the next epoch has its own, and forms meanwhile. None of this has run on a GPU: the tests use a stand-in that holds
+and calls things as torch does (tests/nccl_as_torch.py).
 
-torch's watchdog must not act on its own, so :data:`ENVIRONMENT` holds while the group is constructed, which
-is when torch reads it (torchrun sets other values for its workers).
-
-May assume: one CUDA device for each rank, current on no particular stream. Promises: what
-:class:`~spare_megatron.collectives.backend.Backend` says; a sum is complete for every stream when :meth:`sum`
-returns. Importing needs neither CUDA nor NCCL.
+May assume: one CUDA device for each rank, current on no particular stream; ``nccl_start.prepare`` and
+``without_watchdog`` have run. Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a sum is
+complete for every stream when :meth:`sum` returns. Importing needs neither CUDA nor NCCL.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
-import os
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -50,43 +54,46 @@ import torch.distributed as dist
 
 from spare_megatron.collectives.backend import BackendError
 from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.buckets import ALIGNMENT
 from spare_megatron.collectives.converting import ConvertedBucket
+from spare_megatron.collectives.nccl_start import unprepared
 from spare_megatron.controller.messages import Link
 
-ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # an error or time-out of a collective does not end the process
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # nor does an abort that takes long
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # no flight record when a peer dies: that is ordinary here
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # the control plane tells peers, not the store
-    "TORCH_NCCL_BLOCKING_WAIT": "0",  # wait() orders streams; the host polls an event
-}
+log = logging.getLogger(__name__)
+
 POLL_S = 0.0002
+SLOW_POLL_S = 0.05
+"""Between two looks at a stream that an abort has not emptied for a while."""
 PATIENCE = timedelta(days=1)
 """The value of torch's own time-outs, so that they never end anything: this module measures silence itself."""
-_environment_lock = threading.Lock()
+STREAM_PRIORITY = -1
 
 
 class RingStore(dist.Store):
     """The store through which torch's process group hands NCCL's unique id from its first rank to the others: one
-    value, which travels as a sum over the TCP ring. Every member makes one call, so all take part in that sum."""
+    value, which travels as a sum over the TCP ring. Every member makes one call, so all take part in that sum; a second
+    call would be a sum that no other member takes part in, and is refused."""
 
     VALUE_BYTES = 4096
 
     def __init__(self, ring: RingBackend) -> None:
         super().__init__()
         self._ring = ring
+        self._used = threading.Lock()
 
     def set(self, key: str, value: bytes | str) -> None:
         """Tell the other members."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         assert len(data) <= self.VALUE_BYTES, f"a value of {len(data)} bytes"
-        self._share(data)
+        self._share(key, data)
 
     def get(self, key: str) -> bytes:
         """What the first member tells."""
-        return self._share(b"")
+        return self._share(key, b"")
 
-    def _share(self, mine: bytes) -> bytes:
+    def _share(self, key: str, mine: bytes) -> bytes:
+        if not self._used.acquire(blocking=False):
+            raise RuntimeError(f"only NCCL's unique id passes through this store, not {key!r} after it")
         wire = torch.zeros(8 + self.VALUE_BYTES, dtype=torch.uint8)
         told = len(mine).to_bytes(8, "big") + mine
         wire[: len(told)] = torch.tensor(list(told), dtype=torch.uint8)
@@ -110,12 +117,16 @@ class NcclBackend:
         self._timeout_s = timeout_s
         self._device = device
         self._group: Any = None
+        self._store: RingStore | None = None
+        """Kept as long as the group: torch holds only its C++ half."""
         self._stream: torch.cuda.Stream | None = None
         self._issued: torch.cuda.Event | None = None
         """Recorded behind the sum that was issued last; None while a sum is being issued."""
+        self._last: Any = None
+        """The collective that was issued last, until it has ended without an error."""
         self._held: ConvertedBucket | None = None
-        """What that sum is converted into: kernels may write to it until the group is released."""
-        _bound_waits(timeout_s)
+        """What that sum is converted into: kernels may write to it until :meth:`halt` has returned."""
+        self._aborting: threading.Thread | None = None
 
     @property
     def evidence(self) -> frozenset[Link]:
@@ -136,15 +147,19 @@ class NcclBackend:
     def form(self) -> None:
         self._reach.form()
         self._reach.sum(torch.ones(self._size), patient=False)
+        why = unprepared()
+        if why:
+            raise BackendError(why)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = PATIENCE
         options.config.blocking = 0
+        options.is_high_priority_stream = True
         self._go_on()
-        with _environment():
-            self._group = dist.ProcessGroupNCCL(RingStore(self._reach), self._rank, self._size, options)
+        self._store = RingStore(self._reach)
+        self._group = dist.ProcessGroupNCCL(self._store, self._rank, self._size, options)
         self._go_on()
         self._group.eager_connect_single_device(self._device)
-        self._stream = torch.cuda.Stream(self._device)
+        self._stream = torch.cuda.Stream(self._device, priority=STREAM_PRIORITY)
         self.sum(torch.ones(1, device=self._device), patient=False)
 
     def sum(
@@ -168,80 +183,111 @@ class NcclBackend:
         until_s = None if patient else time.monotonic() + self._timeout_s
         while not complete.query():
             self._go_on()
+            self._look()
             if until_s is not None and time.monotonic() > until_s:
                 raise BackendError(f"NCCL did not complete a sum within {self._timeout_s:g} s")
             time.sleep(POLL_S)
+        self._look()
         self._go_on()  # an aborted kernel ends, too
 
     def _all_reduce(self, wire: torch.Tensor) -> None:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM
-        self._group.allreduce([wire], options).wait()
+        self._order(self._group.allreduce([wire], options))
 
     def _convert(self, wire: torch.Tensor, converted: ConvertedBucket) -> None:
-        """Reduce-scatter, in place, convert this member's chunk, and gather. What cannot be cut in equal chunks, fewer
-        elements than members, is summed and converted by all; the first member owns it."""
-        chunk = wire.numel() // self._size
+        """Reduce-scatter, in place, convert this member's chunk, and gather. Chunks are multiples of ALIGNMENT, so that
+        every address is aligned for the widest loads. What is left, fewer than ALIGNMENT elements for each member, is
+        summed and converted by all; the first member owns it."""
+        chunk = wire.numel() // (self._size * ALIGNMENT) * ALIGNMENT
         whole = chunk * self._size
         mine = slice(self._rank * chunk, (self._rank + 1) * chunk)
         if chunk:
             options = dist.ReduceScatterOptions()
             options.reduceOp = dist.ReduceOp.SUM
-            self._group._reduce_scatter_base(wire[mine], wire[:whole], options).wait()
+            self._order(self._group._reduce_scatter_base(wire[mine], wire[:whole], options))
             self._go_on()
             converted.convert(mine.start, wire[mine])
             gathered, given = converted.result[:whole], converted.result[mine]
-            self._group._allgather_base(gathered, given).wait()
+            self._order(self._group._allgather_base(gathered, given))
             self._go_on()
         if whole < wire.numel():
             self._all_reduce(wire[whole:])
             self._go_on()
             converted.convert(whole, wire[whole:], owned=self._rank == 0)
 
+    def _order(self, work: Any) -> None:
+        """Let this module's stream go on behind ``work``; the host does not wait."""
+        self._last = work
+        work.synchronize()
+
+    def _look(self) -> None:
+        """Raise what NCCL has reported about the collective that was issued last."""
+        if self._last is not None and self._last.is_completed():
+            last, self._last = self._last, None
+            last.wait()  # which waits for nothing any more
+
     def cut(self, why: str) -> None:
         self._reach.cut(why)
 
+    def halt(self) -> None:
+        """Abort, and wait until nothing touches the buffers of the last sum. An abort that fails or hangs changes
+        nothing in that: the buffers stay taken until the stream, or the device, is known to be through."""
+        group, self._group, self._last = self._group, None, None
+        if group is None:
+            return
+        self._aborting = threading.Thread(
+            target=self._abort, args=(group, self._issued is None), name="nccl-abort", daemon=True
+        )
+        self._aborting.start()
+        self._drain(self._aborting)
+        self._held = None
+
+    def _abort(self, group: Any, unknown: bool) -> None:
+        """Run the abort; where ``unknown`` is on the streams, wait for the whole device behind it."""
+        try:
+            group.abort()
+        except Exception as error:
+            log.warning("NCCL could not abort a communicator: %s", f"{error}".partition("\n")[0])
+        if unknown:
+            try:
+                torch.cuda.synchronize(self._device)
+            except RuntimeError as error:  # the device has failed: nothing runs on it any more
+                log.warning("%s failed: %s", self._device, f"{error}".partition("\n")[0])
+
     def release(self) -> None:
         self._reach.release()
-        group, self._group = self._group, None
-        if group is not None:
-            group.abort()
-            self._drain()
-        self._held = None
+        self.halt()
+        if self._aborting is not None:
+            self._aborting.join(self._timeout_s)
+            if self._aborting.is_alive():
+                log.warning("the abort of an NCCL communicator hangs; where this repeats, replace %s", self._device)
 
     def _go_on(self) -> None:
         """Raise BackendError when this member or another has given up; called before and after each call of NCCL."""
         if self.over:
             raise BackendError(self.over)
 
-    def _drain(self) -> None:
-        """Wait until nothing touches the buffer of the last sum any more: an abort ends its kernel, but not at once."""
-        with contextlib.suppress(RuntimeError):  # the device has failed: nothing runs on it any more
-            if self._issued is None:
-                torch.cuda.synchronize(self._device)
-            while self._issued is not None and not self._issued.query():
-                time.sleep(POLL_S)
+    def _drain(self, aborting: threading.Thread) -> None:
+        """Wait until nothing runs on the stream behind the last sum; where it is not known what does, until
+        ``aborting`` has ended, which waits for the device then."""
+        began_s, told = time.monotonic(), False
+        while self._runs(aborting):
+            took_s = time.monotonic() - began_s
+            if took_s > self._timeout_s and not told:
+                told = True
+                log.warning(
+                    "NCCL has not ended a sum %g s after its communicator was aborted; its buffers stay taken, and the "
+                    "next epoch gets others; where this repeats, replace %s",
+                    self._timeout_s,
+                    self._device,
+                )
+            time.sleep(POLL_S if took_s < 1.0 else SLOW_POLL_S)
 
-
-def _bound_waits(timeout_s: float) -> None:
-    """Bound the waits inside torch and NCCL, for the rest of the process, because they read these variables once; a
-    value that a user has set stays."""
-    os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, math.ceil(timeout_s))))
-    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-    os.environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", str(1 << 30))  # one unique id, whatever the number of members
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """Set the variables of :data:`ENVIRONMENT` for the time of the context."""
-    with _environment_lock:
-        before = {name: os.environ.get(name) for name in ENVIRONMENT}
-        os.environ.update(ENVIRONMENT)
+    def _runs(self, aborting: threading.Thread) -> bool:
+        if self._issued is None:
+            return aborting.is_alive()
         try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value
+            return not self._issued.query()
+        except RuntimeError:  # the device has failed: nothing runs on it any more
+            return False

@@ -129,6 +129,9 @@ class RingBackend:
     def cut(self, why: str) -> None:
         self._links.cut(self._epoch, why)
 
+    def halt(self) -> None:
+        """Nothing is in flight outside :meth:`sum`."""
+
     def release(self) -> None:
         self._links.leave(self._epoch)
 

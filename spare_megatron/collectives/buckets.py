@@ -33,6 +33,9 @@ bucket could not leave before everything is computed."""
 LEAST_BYTES = 16 << 10
 ALIGNMENT = 64
 """Buckets start at multiples of this many elements."""
+SHARED = 840 * ALIGNMENT
+"""Large buckets are multiples of this many elements, so that up to eight members, and 10, 12, 14 or 15, can cut them in
+equal chunks that are multiples of ALIGNMENT."""
 WINDOW = 4
 """Number of buckets of converted sums that have wire memory at the same time. Where a bucket's wire holds a copy, the
 bucket so many places behind it is copied only when its sum has been taken."""
@@ -111,10 +114,11 @@ class BucketLayout:
     def _cut(self, bucket_bytes: int) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
         for number, (size, _, wire, _) in enumerate(self.shapes):
-            most = max(ALIGNMENT, bucket_bytes // wire.itemsize)
-            parts = -(-size // most)
+            most = bucket_bytes // wire.itemsize
+            unit = SHARED if most >= 8 * SHARED else ALIGNMENT
+            parts = -(-size // max(unit, most // unit * unit))
             step = -(-size // parts) if parts else 0
-            step = -(-step // ALIGNMENT) * ALIGNMENT
+            step = -(-step // unit) * unit
             buckets += [Bucket(number, start, min(start + step, size)) for start in range(0, size, step or 1)]
         return tuple(buckets)
 
@@ -228,7 +232,7 @@ class Buffers:
         them."""
         if not any(wire.is_cuda for wire in (*self._window, *self._wires, *self.results)):
             return None
-        written = torch.cuda.Event()
+        written = torch.cuda.Event(blocking=True)  # who waits for it sleeps
         written.record()
         return written.synchronize
 

@@ -9,6 +9,7 @@ has failed; after that, nothing touches a buffer any more.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections import deque
@@ -25,6 +26,8 @@ from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.controller.messages import Link
 from spare_megatron.wakeups import ask_for_short_waits
+
+log = logging.getLogger(__name__)
 
 
 class _Submitted(NamedTuple):
@@ -55,6 +58,8 @@ class Communicator:
         """Numbers of operations over the communicator's life."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
+        self._halted = backend is None
+        """Nothing touches a buffer any more."""
         self.formation_s = 0.0
         self._born_s = time.monotonic()
         self._backend = backend
@@ -91,7 +96,7 @@ class Communicator:
     @property
     def busy(self) -> bool:
         """Whether some operation may still write into its buffer."""
-        return not self.dead and self.done != self.submitted
+        return not self._halted and self.done != self.submitted
 
     @property
     def cause(self) -> str:
@@ -140,7 +145,7 @@ class Communicator:
             self.submitted += 1
             if self._backend is None:
                 self.done += 1
-            elif not self.dead:
+            elif not (self.dead or self._halted):
                 self._queue.append(_Submitted(wire, patient, settled, source, converted))
                 if self._owner is None:
                     self._start(self._backend)
@@ -164,6 +169,7 @@ class Communicator:
             backend = None if self.dead else self._backend
             unowned = self._owner is None
             self.given_up, self.dead = True, self.dead or unowned
+            self._halted = self._halted or unowned
             self._changed.notify_all()
         if backend is None or (replaced and backend.forms_alone):
             return
@@ -192,8 +198,8 @@ class Communicator:
     def _own(self, backend: Backend) -> None:
         """Run the owner thread: form, then sum what is submitted, until an error or :meth:`give_up`.
 
-        An error ends the connections at once, for the peers too; what the peers know about the cause still arrives for
-        ``linger_s``."""
+        An error ends the connections at once, for the peers too, and then what is in flight, so that its buffers are
+        free; what the peers know about the cause still arrives for ``linger_s``."""
         ask_for_short_waits()
         try:
             if not backend.forms_alone:
@@ -203,6 +209,11 @@ class Communicator:
         except Exception as error:
             self._note_error(error)
         backend.cut(self.error or "given up")
+        try:
+            backend.halt()
+            self._note_halted()
+        except Exception:  # its buffers stay taken
+            log.exception("the sums of epoch %d could not be ended", self.epoch)
         with self._changed:
             self._changed.wait_for(lambda: self.given_up, backend.linger_s)
         with contextlib.suppress(Exception):
@@ -230,6 +241,12 @@ class Communicator:
         with self._changed:
             self.ready = True
             self.formation_s = time.monotonic() - self._born_s
+            self._changed.notify_all()
+
+    def _note_halted(self) -> None:
+        with self._changed:
+            self._halted = True
+            self._queue.clear()
             self._changed.notify_all()
 
     def _note_error(self, error: Exception) -> None:

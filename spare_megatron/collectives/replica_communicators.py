@@ -44,6 +44,8 @@ BACKENDS = ("gloo", "gloo-staged", "nccl")
 """The names of the transports. 'gloo' stands for sums on the CPU over TCP, as in torch: inside a group gloo itself does
 them, between groups :mod:`spare_megatron.collectives.backend_ring`, which says why."""
 CLOSE_S = 1.0
+SILENCE_S = 15.0
+"""Silence for so long is a failure of a link, unless the caller says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class ReplicaCommunicators:
         me: Identity,
         backend: str,
         device: torch.device | str = "cpu",
-        timeout_s: float = 15.0,
+        timeout_s: float = SILENCE_S,
         bucket_bytes: int = BUCKET_BYTES,
         host: str = "127.0.0.1",
     ) -> None:

@@ -47,6 +47,7 @@ from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.carried_state import CarryingEngine, carried
+from spare_megatron.trainer.devices import around_the_world, check_standbys, replica_backend
 from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
@@ -92,7 +93,7 @@ def run_megatron_job(
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
     times = StartTimes()
     times.done("imports and flags")
-    _check_devices(job)
+    check_standbys(job)
     exact = job.spare.reduce.startswith("exact")
     if exact:
         make_deterministic()
@@ -114,21 +115,22 @@ def run_megatron_job(
         _lead_ahead(place)
         times.done("wait for a place")
     store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
-    world = init_group_world(
-        job.shape,
-        place.position,
-        store,
-        virtual_pipeline=settings.virtual_pipeline,
-        expert=settings.expert,
-        expert_tensor=settings.expert_tensor,
-        backend=job.training.distributed_backend,
-        device=place.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None,
-        timeout_s=job.training.distributed_timeout_minutes * 60.0,
-        pipeline_before_data=job.training.use_tp_pp_dp_mapping,
-        hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
-        embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
-        gloo_host=LOOPBACK if on_one_host(store, place) else "",
-    )
+    with around_the_world(job):
+        world = init_group_world(
+            job.shape,
+            place.position,
+            store,
+            virtual_pipeline=settings.virtual_pipeline,
+            expert=settings.expert,
+            expert_tensor=settings.expert_tensor,
+            backend=job.training.distributed_backend,
+            device=place.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None,
+            timeout_s=job.training.distributed_timeout_minutes * 60.0,
+            pipeline_before_data=job.training.use_tp_pp_dp_mapping,
+            hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
+            embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
+            gloo_host=LOOPBACK if on_one_host(store, place) else "",
+        )
     times.done("world")
     replica = build_replica(settings, world, model_provider)
     times.done("model")
@@ -187,7 +189,7 @@ def run_megatron_job(
     spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
     method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
     overlap = job.training.overlap_grad_reduce
-    backend, coordinator = _backend(job), job.spare.coordinator or ""
+    backend, coordinator = replica_backend(job), job.spare.coordinator or ""
     interface = job.spare.interface or ""
     rank = RankJob(
         place,
@@ -210,18 +212,6 @@ def run_megatron_job(
     finally:
         end_hooks()
         loaders.close()
-
-
-def _check_devices(job: JobArguments) -> None:
-    """Refuse standbys for which the host has no devices, although it has one for each rank of the groups."""
-    shape, standbys = job.shape, job.spare.standby_groups
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if shape.world_size <= there < shape.world_size + standbys * shape.group_size:
-        raise ConfigError(
-            f"--spare-standby-groups {standbys} needs {standbys * shape.group_size} devices beside the "
-            f"{shape.world_size} of the groups, but this host has {there} in all; use --spare-standby-groups "
-            f"{(there - shape.world_size) // shape.group_size}"
-        )
 
 
 def _lead_ahead(place: Place) -> None:
@@ -273,17 +263,6 @@ def _last_step(job: JobArguments, start: Start) -> int:
     if interval is None:
         return job.train_iters
     return min(job.train_iters, (start.step // interval + 1) * interval)
-
-
-def _backend(job: JobArguments) -> str:
-    """The name of the replica communicators' backend, from --spare-comm and the devices of this machine."""
-    cuda = torch.cuda.is_available()
-    wanted = job.spare.comm
-    if wanted == "nccl" and not cuda:
-        raise ConfigError("--spare-comm nccl needs CUDA devices, and this machine has none; use --spare-comm gloo")
-    if wanted == "gloo":
-        return "gloo-staged" if cuda else "gloo"
-    return "nccl" if cuda else "gloo"
 
 
 def _spec(

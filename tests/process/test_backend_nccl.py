@@ -1,170 +1,38 @@
-"""Who calls NCCL: one thread for each communicator, whatever ends it and whenever. There is no GPU here: a group that
-records its calls stands for torch's, and events on the host for those of a device; members, store and threads are real.
-
-The group behaves as torch's non-blocking one: the first sum waits, inside the call, until all members have connected,
-but no longer than TORCH_NCCL_NONBLOCKING_TIMEOUT; a sum that was issued ends when all members have issued it, or after
-the abort.
+"""NCCL between groups, without a GPU: :mod:`tests.nccl_as_torch` stands for torch's process group and a device's
+events; members, store, ring and threads are real.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from spare_megatron.collectives import handshake
+from spare_megatron.collectives import handshake, nccl_start
 from spare_megatron.collectives.backend import BackendError, Seat
-from spare_megatron.collectives.backend_nccl import ENVIRONMENT, NcclBackend
+from spare_megatron.collectives.backend_nccl import NcclBackend, RingStore
 from spare_megatron.collectives.backend_ring import RingBackend
+from spare_megatron.collectives.buckets import ALIGNMENT, BucketLayout
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.converting import ConvertedBucket
+from spare_megatron.collectives.reduction import PlainReduction
 from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.config.errors import ConfigError
+from tests import nccl_as_torch
+from tests.nccl_as_torch import Nccl
 from tests.pure import toy_conversion
 
 pytestmark = pytest.mark.beside_others
 
 WAIT_S = 30.0
 TIMEOUT_S = 2.0
-UNIQUE_ID = bytes(range(128))
-
-
-class Peers:
-    """What the members of one communicator know of each other inside 'NCCL'."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.connected: set[int] = set()
-        self.issued: dict[int, int] = {}
-        """Operations of each member."""
-        self.given: dict[int, list[torch.Tensor]] = {}
-        """Operation -> what members have given so far, where they wait for each other's."""
-
-
-class Group:
-    """Stands for ``ProcessGroupNCCL``."""
-
-    peers: Peers
-    made: list[Group]
-    dead_in_init: frozenset[int] = frozenset()
-    """Members that never connect: they died after they were reached."""
-
-    def __init__(self, store: dist.Store, rank: int, size: int, options: Any) -> None:
-        assert options.config.blocking == 0
-        assert all(os.environ[name] == value for name, value in ENVIRONMENT.items())
-        self.rank, self.size, self.store = rank, size, store
-        self.calls: list[tuple[str, int]] = []
-        self.inside = ""
-        self.aborted = False
-        self.issued = 0
-        self.made.append(self)
-
-    @contextlib.contextmanager
-    def _call(self, name: str) -> Iterator[None]:
-        assert not self.inside, f"{name} while another thread is inside {self.inside}"
-        assert not self.aborted, f"{name} after the abort"
-        self.calls.append((name, threading.get_ident()))
-        self.inside = name
-        try:
-            yield
-        finally:
-            self.inside = ""
-
-    def eager_connect_single_device(self, device: torch.device) -> None:
-        """Returns at once, as in torch, when the unique id is shared through the store."""
-        with self._call("connect"):
-            if self.rank == 0:
-                self.store.set("0", UNIQUE_ID)
-            else:
-                assert self.store.get("0") == UNIQUE_ID
-        with self.peers.changed:
-            if self.rank not in self.dead_in_init:
-                self.peers.connected.add(self.rank)
-                self.peers.changed.notify_all()
-
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        """Waits for the initialisation, then issues."""
-        return self._issue("allreduce")
-
-    def _issue(self, name: str) -> Any:
-        with self._call(name), self.peers.changed:
-            limit_s = float(os.environ.get("TORCH_NCCL_NONBLOCKING_TIMEOUT", "1800"))
-            if not self.peers.changed.wait_for(lambda: len(self.peers.connected) == self.size, limit_s):
-                raise dist.DistBackendError("NCCL timeout in: waitReady")
-            self.issued += 1
-            self.peers.issued[self.rank] = self.issued
-            Event.watched.group = self
-        return SimpleNamespace(wait=lambda: None)
-
-    def complete(self) -> bool:
-        """The last sum has ended on this member's device."""
-        with self.peers.changed:
-            return self.aborted or list(self.peers.issued.values()).count(self.issued) == self.size
-
-    def abort(self) -> None:
-        """Ends what runs."""
-        with self._call("abort"):
-            time.sleep(0.05)
-        self.aborted = True
-
-
-class Options:
-    """Stands for ``ProcessGroupNCCL.Options``."""
-
-    def __init__(self) -> None:
-        self.config = SimpleNamespace(blocking=-1)
-
-
-class Event:
-    """Stands for ``torch.cuda.Event``: of the sum that its thread issued last."""
-
-    watched = threading.local()
-
-    def record(self, stream: object) -> None:
-        """What it is about."""
-        self.group: Group = Event.watched.group
-
-    def query(self) -> bool:
-        """Over by now."""
-        return self.group.complete()
-
-
-class SummingGroup(Group):
-    """One whose operations are done when they return."""
-
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
-        work = self._issue("allreduce")
-        tensors[0].copy_(torch.stack(self._of_all(tensors[0])).sum(0))
-        return work
-
-    def _reduce_scatter_base(self, mine: torch.Tensor, whole: torch.Tensor, options: Any) -> Any:
-        work = self._issue("reduce_scatter")
-        assert mine.data_ptr() == whole.data_ptr() + self.rank * mine.nbytes, "in place"
-        mine.copy_(torch.stack(self._of_all(whole)).sum(0).view(self.size, -1)[self.rank])
-        whole.view(self.size, -1)[: self.rank] = 7  # it is room for NCCL's work
-        return work
-
-    def _allgather_base(self, whole: torch.Tensor, mine: torch.Tensor) -> Any:
-        work = self._issue("allgather")
-        assert mine.data_ptr() == whole.data_ptr() + self.rank * mine.nbytes, "in place"
-        whole.copy_(torch.cat(self._of_all(mine)))
-        return work
-
-    def _of_all(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """What the members have given to the same operation, in the order of their ranks."""
-        with self.peers.changed:
-            given = self.peers.given.setdefault(self.issued, [torch.empty(0)] * self.size)
-            given[self.rank] = mine.clone()
-            self.peers.changed.notify_all()
-            assert self.peers.changed.wait_for(lambda: all(map(len, given)), WAIT_S)
-            return given
+GOOD = nccl_start.Devices(True, "", 8, 0, "NVIDIA H100 80GB HBM3", "2.14.1+cu130", (2, 30, 7))
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -202,42 +70,47 @@ class Member:
 
 
 @pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[RingLinks]]:
-    """Two members of a ring, and the stand-ins in torch's place."""
-    monkeypatch.setattr(Group, "peers", Peers(), raising=False)
-    monkeypatch.setattr(Group, "made", [], raising=False)
-    monkeypatch.setattr(Group, "Options", Options, raising=False)
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", Group, raising=False)
-    for name, stand_in in {
-        "Event": Event,
-        "Stream": lambda device: None,
-        "device": lambda device: contextlib.nullcontext(),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "synchronize": lambda device: None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    for name in ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "NCCL_RUNTIME_CONNECT", "TORCH_NCCL_RANKS_PER_ROOT"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    links = [RingLinks(handshake.Identity(handshake.Member(group)), "127.0.0.1", TIMEOUT_S) for group in range(2)]
+def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
+    """The stand-ins, in a process whose group has its own world."""
+    nccl = nccl_as_torch.install(monkeypatch)
+    nccl_start.prepare(GOOD, TIMEOUT_S)
+    nccl.environment()  # the group's own world is the first to use NCCL
+    nccl_start.without_watchdog()
+    return nccl
+
+
+@pytest.fixture
+def ring(nccl: Nccl) -> Iterator[list[RingLinks]]:
+    """Two members of a ring."""
+    links = links_of(2)
     yield links
     for one in links:
         one.close()
 
 
-def one_thread_and_one_abort() -> None:
-    """Of every group: nothing was called by two threads, and the abort came last."""
-    for group in Group.made:
-        names, threads = zip(*group.calls, strict=True)
-        assert len(set(threads)) == 1, group.calls
+def links_of(number: int) -> list[RingLinks]:
+    return [RingLinks(handshake.Identity(handshake.Member(group)), "127.0.0.1", TIMEOUT_S) for group in range(number)]
+
+
+def formed(ring: list[RingLinks]) -> list[Member]:
+    """A member at each place, with their communicator."""
+    members = [Member(ring, rank) for rank in range(len(ring))]
+    for member in members:
+        member.until(lambda one: one.ready)
+    return members
+
+
+def one_owner_and_one_abort(nccl: Nccl) -> None:
+    """Of every group: one thread called everything but the abort, and that came last."""
+    for record in nccl.made:
+        names, threads = zip(*record.calls, strict=True)
+        assert len(set(threads[:-1])) == 1, record.calls
         assert names.count("abort") == 1, names
         assert names[-1] == "abort", names
 
 
-def test_a_sum_and_its_end_are_the_owners(ring: list[RingLinks]) -> None:
-    members = [Member(ring, rank) for rank in range(2)]
-    for member in members:
-        member.until(lambda one: one.ready)
+def test_a_sum_and_its_end_are_the_owners(ring: list[RingLinks], nccl: Nccl) -> None:
+    members = formed(ring)
     for member in members:
         member.communicator.submit(torch.ones(4))
     for member in members:
@@ -245,18 +118,192 @@ def test_a_sum_and_its_end_are_the_owners(ring: list[RingLinks]) -> None:
         assert not member.communicator.error
     for member in members:
         member.end()
-    assert [name for name, _ in Group.made[0].calls] == ["connect", "allreduce", "allreduce", "abort"]
-    one_thread_and_one_abort()
-    assert os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == "2"
-    assert os.environ["NCCL_RUNTIME_CONNECT"] == "0"
-    assert not any(name in os.environ for name in ENVIRONMENT)
+    assert [name for name, _ in nccl.made[0].calls] == ["connect", "allreduce", "allreduce", "abort"]
+    one_owner_and_one_abort(nccl)
 
 
-def test_a_member_that_never_came_is_found_before_nccl_is_called(ring: list[RingLinks]) -> None:
+def test_the_store_lives_as_long_as_the_group(ring: list[RingLinks], nccl: Nccl) -> None:
+    """torch holds its C++ half only: where nobody else holds it, not one communicator can be formed."""
+    died = dist.PrefixStore("", RingStore(Member(ring, 0).backend._reach))
+    with pytest.raises(RuntimeError, match="Not implemented"):
+        died.set("0", "id")
+    links = links_of(2)
+    for member in formed(links):
+        member.end()
+    for one in links:
+        one.close()
+    assert len(nccl.made) == 2
+
+
+def test_what_bounds_waits_is_there_before_the_first_call_of_the_process(ring: list[RingLinks], nccl: Nccl) -> None:
+    """A member that still computes is not waited for inside NCCL, and a dead one for the time-out only."""
+    assert nccl.environment() == {"TORCH_NCCL_NONBLOCKING_TIMEOUT": "2", "NCCL_RUNTIME_CONNECT": "0"}
+    before = dict(os.environ)
+    members = formed(ring)
+    assert dict(os.environ) == before, "a thread has changed the environment"
+    members[0].communicator.submit(torch.ones(4), patient=True)
+    until(lambda: any(record.issued == 2 and not record.inside for record in nccl.made))
+    for member in members:
+        member.end()
+
+
+def test_a_communicator_in_another_environment_is_refused(
+    ring: list[RingLinks], nccl: Nccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "0")
+    members = [Member(ring, rank) for rank in range(2)]
+    for member in members:
+        member.until(lambda one: one.dead)
+    assert any("TORCH_NCCL_BLOCKING_WAIT is not set" in member.communicator.error for member in members)
+    assert not nccl.made
+
+
+def test_an_error_of_nccl_ends_a_sum_and_accuses_nobody(ring: list[RingLinks], nccl: Nccl) -> None:
+    """No watchdog acts: nothing goes through the store, and the release takes no minute."""
+    members = formed(ring)
+    members[0].communicator.submit(torch.ones(4), patient=True)
+    nccl.failed = frozenset({0})
+    began_s = time.monotonic()
+    members[0].until(lambda one: one.dead)
+    assert time.monotonic() - began_s < nccl_as_torch.DUMP_S, "a watchdog was waited for"
+    until(lambda: "NCCL error" in members[1].communicator.cause)
+    assert "NCCL error" in members[0].communicator.error
+    assert not any(member.communicator.links for member in members), "a neighbour was accused"
+    assert all(record.blocking for record in nccl.made)
+    members[1].end()
+    one_owner_and_one_abort(nccl)
+
+
+def test_nothing_but_the_unique_id_passes_through_the_store(ring: list[RingLinks]) -> None:
+    backends = [Member(ring, rank).backend for rank in range(2)]
+    until(lambda: all(backend.formed for backend in backends))
+    for backend in backends:
+        assert backend._store is not None
+        with pytest.raises(RuntimeError, match="only NCCL's unique id passes through this store, not 'exception_dump'"):
+            backend._store.set("exception_dump", b"1234")
+        assert not backend.over
+        backend.cut("the test is over")
+
+
+def test_buffers_are_free_before_evidence_has_been_waited_for(
+    ring: list[RingLinks], nccl: Nccl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error is followed by the abort at once, and only then by the wait for what others know."""
+    monkeypatch.setattr(NcclBackend, "linger_s", 2 * TIMEOUT_S)
+    members = formed(ring)
+    waiting = members[0].communicator
+    waiting.submit(torch.ones(4), patient=True)
+    until(lambda: any(record.issued == 2 for record in nccl.made))
+    members[1].communicator.spoil("the other member stopped")
+    began_s = time.monotonic()
+    members[0].until(lambda one: bool(one.error) and not one.busy)
+    assert time.monotonic() - began_s < TIMEOUT_S
+    assert not waiting.dead, "it still waits for evidence"
+    for member in members:
+        member.end()
+
+
+def test_buffers_stay_taken_after_an_abort_that_failed(ring: list[RingLinks], nccl: Nccl) -> None:
+    """A kernel may go on: nobody else gets its buffer until the stream is through."""
+    nccl.abort_fails, nccl.kernel_ends_with_abort = True, False
+    members = formed(ring)
+    waiting = members[0].communicator
+    waiting.submit(torch.ones(4), patient=True)
+    until(lambda: any(record.issued == 2 for record in nccl.made))
+    waiting.give_up()
+    until(lambda: any(record.aborted and not record.inside for record in nccl.made))
+    time.sleep(0.2)
+    assert waiting.busy
+    assert not waiting.dead
+    nccl.kernel_ends_with_abort = True
+    members[0].until(lambda one: one.dead and not one.busy)
+    members[1].end()
+
+
+def test_an_abort_that_hangs_keeps_nobody_and_is_said(
+    ring: list[RingLinks], nccl: Nccl, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where its kernel has ended, the buffers are free; where not, a sentence says so after the time-out."""
+    nccl.abort_hangs.set()
+    members = formed(ring)
+    members[0].communicator.submit(torch.ones(4), patient=True)
+    until(lambda: any(record.issued == 2 for record in nccl.made))
+    members[0].communicator.give_up()
+    members[0].until(lambda one: not one.busy)
+    assert any(record.inside == "abort" for record in nccl.made)
+    until(lambda: "the abort of an NCCL communicator hangs" in caplog.text)
+    members[1].end()
+    nccl.abort_hangs.clear()
+    until(lambda: not any(record.inside for record in nccl.made))
+    nccl.kernel_ends_with_abort = False
+    links = links_of(2)
+    members = formed(links)
+    members[0].communicator.submit(torch.ones(4), patient=True)
+    until(lambda: any(record.issued == 2 for record in nccl.made[2:]))
+    members[0].communicator.give_up()
+    until(lambda: "has not ended a sum 2 s after its communicator was aborted" in caplog.text)
+    assert members[0].communicator.busy
+    nccl.kernel_ends_with_abort = True
+    for member in members:
+        member.end()
+    for one in links:
+        one.close()
+
+
+def test_streams_are_none_that_a_groups_collectives_use(ring: list[RingLinks], nccl: Nccl) -> None:
+    members = formed(ring)
+    assert all(record.high_priority for record in nccl.made)
+    assert all(member.backend._stream.priority < 0 for member in members)  # type: ignore[union-attr]
+    for member in members:
+        member.end()
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_each_member_converts_the_chunk_that_it_owns(size: int, nccl: Nccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of tensors that the members cannot cut in equal chunks, or at all; chunks are aligned."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl_as_torch.SummingProcessGroup)
+    links = links_of(size)
+    members = formed(links)
+    share = size * ALIGNMENT
+    for numel in (1, 9, share - 1, share, share + 1, 1000, 3 * share + 7):
+        given = [torch.arange(numel) * (rank + 1) for rank in range(size)]
+        tallies = [toy_conversion.Conversion([one], 1).begin() for one in given]
+        results = [torch.full((numel,), torch.nan) for _ in given]
+        for member, one, tally, result in zip(members, given, tallies, results, strict=True):
+            member.communicator.submit(one.clone(), converted=ConvertedBucket(tally, 0, 0, result))
+        for member in members:
+            member.until(lambda one: one.done == one.submitted)
+            assert not member.communicator.error
+        expected = torch.arange(numel) * (size * (size + 1) // 2)
+        assert all(torch.equal(one, toy_conversion.converted(expected)) for one in results)
+        assert sum(int(tally.witness()[1]) for tally in tallies) == numel
+        assert sum(int(tally.witness()[0]) for tally in tallies) == 0
+    for record in nccl.made:
+        chunks = [one for one in record.sizes if one[0] != "allreduce"]
+        assert chunks
+        assert not any(elements % ALIGNMENT or offset % ALIGNMENT for _, elements, offset in chunks)
+    for member in members:
+        member.end()
+    for one in links:
+        one.close()
+    one_owner_and_one_abort(nccl)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 8])
+def test_large_buckets_are_cut_without_a_rest(size: int) -> None:
+    """Only the last bucket of a tensor needs a third collective."""
+    tensors = [torch.empty(30_000_001, dtype=torch.int64, device="meta")]
+    layout = BucketLayout.of(tensors, {}, PlainReduction(), 16 << 20)
+    assert len(layout.buckets) > 10
+    assert not any((one.stop - one.start) % (size * ALIGNMENT) for one in layout.buckets[:-1])
+    assert all((one.stop - one.start) * 8 <= 16 << 20 for one in layout.buckets)
+
+
+def test_a_member_that_never_came_is_found_before_nccl_is_called(ring: list[RingLinks], nccl: Nccl) -> None:
     member = Member(ring, 0)
     member.until(lambda one: one.dead)
     assert "rank 1 of the ring did not come" in member.communicator.error
-    assert not Group.made
+    assert not nccl.made
 
 
 def test_a_meeting_that_was_cut_before_it_began_is_over_at_once(ring: list[RingLinks]) -> None:
@@ -277,56 +324,74 @@ def test_a_meeting_that_was_cut_before_it_began_is_over_at_once(ring: list[RingL
     backend.release()
 
 
-def test_a_cut_before_the_initialisation_ends_the_meeting(ring: list[RingLinks]) -> None:
+def test_a_cut_before_the_initialisation_ends_the_meeting(ring: list[RingLinks], nccl: Nccl) -> None:
     member = Member(ring, 0)
     assert member.end() < TIMEOUT_S
-    assert not Group.made
+    assert not nccl.made
 
 
-def test_a_cut_in_the_initialisation_aborts_within_the_time_out(
-    ring: list[RingLinks], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer that dies after it was reached keeps the owner inside torch; only the owner aborts, when it is out."""
-    monkeypatch.setattr(Group, "dead_in_init", frozenset({1}))
+def test_a_cut_in_the_initialisation_aborts_within_the_time_out(ring: list[RingLinks], nccl: Nccl) -> None:
+    """A peer that dies after it was reached keeps the owner inside torch; the abort comes when it is out."""
+    nccl.dead_in_init = frozenset({1})
     members = [Member(ring, rank) for rank in range(2)]
-    until(lambda: [group.inside for group in Group.made] == ["allreduce", "allreduce"])
+    until(lambda: [record.inside for record in nccl.made] == ["allreduce", "allreduce"])
     assert all(member.end() < TIMEOUT_S + WAIT_S / 2 for member in members)
-    one_thread_and_one_abort()
+    one_owner_and_one_abort(nccl)
 
 
-def test_a_cut_in_a_sum_aborts_at_once(ring: list[RingLinks]) -> None:
+def test_a_cut_in_a_sum_aborts_at_once(ring: list[RingLinks], nccl: Nccl) -> None:
     """The other member still computes: the sum waits for it, without a limit."""
-    members = [Member(ring, rank) for rank in range(2)]
-    for member in members:
-        member.until(lambda one: one.ready)
+    members = formed(ring)
     waiting = members[0].communicator
     waiting.submit(torch.ones(4), patient=True)
-    until(lambda: any(group.issued == 2 for group in Group.made))
+    until(lambda: any(record.issued == 2 for record in nccl.made))
     assert waiting.busy, "its buffer must not be used again"
     for member in members:
         member.end()
-    one_thread_and_one_abort()
+    one_owner_and_one_abort(nccl)
     assert not waiting.busy
 
 
-def test_each_member_converts_the_chunk_that_it_owns(ring: list[RingLinks], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of tensors that two members cannot cut in equal chunks, or at all."""
-    monkeypatch.setattr(dist, "ProcessGroupNCCL", SummingGroup)
-    members = [Member(ring, rank) for rank in range(2)]
-    for member in members:
-        member.until(lambda one: one.ready)
-    for numel in (1, 2, 9, 1000):
-        given = [torch.arange(numel) * (rank + 1) for rank in range(2)]
-        tallies = [toy_conversion.Conversion([one], 1).begin() for one in given]
-        results = [torch.full((numel,), torch.nan) for _ in given]
-        for member, one, tally, result in zip(members, given, tallies, results, strict=True):
-            member.communicator.submit(one.clone(), converted=ConvertedBucket(tally, 0, 0, result))
-        for member in members:
-            member.until(lambda one: one.done == one.submitted)
-            assert not member.communicator.error
-        assert all(torch.equal(one, toy_conversion.converted(torch.arange(numel) * 3)) for one in results)
-        assert [tally.witness()[1].item() for tally in tallies] == [numel // 2 + numel % 2, numel // 2]
-        assert sum(tally.witness()[0].item() for tally in tallies) == 0
-    for member in members:
-        member.end()
-    one_thread_and_one_abort()
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        (replace(GOOD, cuda_build=False, nccl_version=()), "this torch has no NCCL"),
+        (replace(GOOD, failure="Found no NVIDIA driver on your system.", count=0), "Found no NVIDIA driver"),
+        (replace(GOOD, failure="The NVIDIA driver on your system is too old"), "install a driver that fits CUDA"),
+        (replace(GOOD, count=0), "torch sees none"),
+        (replace(GOOD, torch_version="2.10.0+cu128"), "install torch 2.11 or newer"),
+        (replace(GOOD, nccl_version=(2, 25, 1)), "NCCL 2.25.1 is older than 2.26"),
+        (replace(GOOD, count=2, local_rank=3), "local rank 3 would share GPU 1 with another rank"),
+        (replace(GOOD, name="NVIDIA H100 80GB HBM3 MIG 1g.10gb"), "is a MIG slice"),
+    ],
+)
+def test_devices_that_do_not_fit_are_refused_with_one_sentence(devices: nccl_start.Devices, words: str) -> None:
+    environ: dict[str, str] = {}
+    with pytest.raises(ConfigError, match=words) as raised:
+        nccl_start.prepare(devices, TIMEOUT_S, environ)
+    assert "\n" not in str(raised.value)
+    assert not environ
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_RUNTIME_CONNECT", "1"),
+        ("NCCL_COMM_BLOCKING", "1"),
+        ("TORCH_NCCL_BCAST_UNIQUEID", "0"),
+        ("ENABLE_INTRA_NODE_COMM", "1"),
+        ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "15.5"),
+        ("TORCH_NCCL_RANKS_PER_ROOT", "64"),
+        ("TORCH_NCCL_BLOCKING_WAIT", "maybe"),
+    ],
+)
+def test_a_variable_that_contradicts_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}={value} is set, but .*; unset it, or set it to "):
+        nccl_start.prepare(GOOD, TIMEOUT_S, {name: value})
+
+
+def test_what_a_user_has_set_stays() -> None:
+    mine = {"TORCH_NCCL_NONBLOCKING_TIMEOUT": "60", "TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_DEBUG": "INFO"}
+    environ = dict(mine)
+    nccl_start.prepare(GOOD, TIMEOUT_S, environ)
+    assert environ.items() > mine.items()

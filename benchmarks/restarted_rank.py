@@ -83,7 +83,8 @@ def main() -> None:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     store = dist.PrefixStore(f"life {restarts}", dist.TCPStore(address, port, is_master=False))
-    training = PlainTraining(job, args, init_group_world(job.shape, rank, store), job.shape)
+    world = init_group_world(job.shape, rank, store, one_gloo_device=False)  # as torch makes them
+    training = PlainTraining(job, args, world, job.shape)
     saver = Saver(folder, float(sys.argv[2]), float(sys.argv[3]))
     first = saver.load(training) + 1
     with (folder / "steps.jsonl").open("a", buffering=1) as record:

@@ -34,7 +34,8 @@ def main() -> None:
     from spare_megatron.megatron_adapter.model.world import init_group_world
 
     alone = replace(job.shape, inner_data=1, global_batch_size=BATCH // GROUPS)
-    world = init_group_world(alone, 0, dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    own = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = init_group_world(alone, 0, own, one_gloo_device=False)  # as torch makes them
     training = PlainTraining(job, args, world, job.shape, replica)
 
     from torchft import Manager, ProcessGroupGloo

@@ -28,10 +28,9 @@ first step beyond the one that had been reached, and ``own_failures`` counts gro
 The machine must be quiet: ``others_cpu_share`` is the share of its cores that other processes used meanwhile, and
 ``before`` and ``after`` are the two calm rates.
 
-Rates of different systems were measured minutes apart, so they differ by the machine's drift as well, which was up to a
-tenth: what a step without failures costs more than plain megatron-core's is measured by step_overhead.py --goodput, with
-this job and in turns. Process groups of torchrun's and torchft's ranks have a gloo device each, as torch makes them;
-results before 2026.11 gave them one for all, as ours have, which saves plain megatron-core 4 % of a step of this job.
+Rates of different systems are measured minutes apart, so they also differ by the machine's drift: what a step without
+failures costs more than plain megatron-core's is measured in turns by step_overhead.py --goodput, with this job. The
+process groups of torchrun's and torchft's ranks have a gloo device each, as torch makes them.
 """
 
 from __future__ import annotations

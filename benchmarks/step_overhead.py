@@ -1,6 +1,7 @@
 """Compares the time of a step with that of plain megatron-core data parallelism with the same ranks, model and batch.
 
     python benchmarks/step_overhead.py [--rounds 10] [--steps 4] [--starts 1] [--level avx2]
+    python benchmarks/step_overhead.py --goodput [--rounds 10] [--steps 8] [--starts 1]
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
     python benchmarks/step_overhead.py --schedules [--rounds 10]
@@ -14,6 +15,11 @@ side for a step, the launcher's and the coordinator's too. Two equal jobs may di
 live, so with --starts the rounds are divided among so many starts of all jobs, in another order each: ``cpu_ratio`` is
 of all starts together, ``cpu_ratio_least`` and ``cpu_ratio_most`` are those of single ones. The comparisons below start
 their jobs once.
+
+With --goodput all sides train the job of goodput.py, whose steps are a third as long; exact sums have the pieces of its
+flags. What is fixed for a step, a piece or a second (votes, heartbeats, threads that wake) is a larger part there.
+goodput.py runs its systems one after the other: this is what their rates without kills differ by where the machine does
+not drift in between.
 
 With --level neither our kernels nor torch and its libraries use newer instructions than those, on any side.
 
@@ -40,8 +46,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
+from _goodput_model import FLAGS, GROUPS
 from _report import report
 from _turns import Side, take_turns
 from limited_pretrain import LEVEL
@@ -86,6 +94,7 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=1, help="number of times that all jobs are started anew")
     parser.add_argument("--seq-length", type=int, default=SEQ_LENGTH, help="number of tokens of a piece")
     parser.add_argument("--case", default="", metavar="TEXT", help="run only cases whose name contains TEXT")
+    parser.add_argument("--goodput", action="store_true", help="train the job of goodput.py")
     parser.add_argument("--level", choices=("avx2", "avx512"), help="use no newer instruction set")
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes to compare with fp32")
     parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
@@ -97,6 +106,8 @@ def main() -> None:
         parser.error(
             f"--starts {options.starts} divides the rounds against plain jobs only; leave --starts or {other[0]} out"
         )
+    if options.goodput and other:
+        parser.error(f"--goodput compares with plain jobs only; leave --goodput or {other[0]} out")
     if options.rounds % options.starts:
         parser.error(f"--rounds {options.rounds} is not a multiple of --starts {options.starts}")
     if options.level:
@@ -113,29 +124,32 @@ def main() -> None:
 
 def _against_plain(options: argparse.Namespace) -> None:
     rows = []
-    for name, groups, size, flags in _chosen(CASES, options):
+    goodput = [("goodput's job, 1 x 4 groups, K=6", GROUPS, 1, FLAGS)]
+    pieces = {"exact": ()} if options.goodput else {"exact": exact(1), "exact, C=4": exact(4)}
+    for name, groups, size, flags in goodput if options.goodput else _chosen(CASES, options):
         rounds, cpu_s = list[dict](), list[dict[str, float]]()
         for start in range(options.starts):
             with _folder() as folder:
-                sides = _all_sides(folder, groups, size, flags, start)
+                sides = _all_sides(folder, groups, size, flags, pieces, start)
                 rounds += take_turns(sides, options.rounds // options.starts, options.steps)
                 cpu_s += _cpu_s(sides)
         pairs = [
             ("fp32", PLAIN),
             ("fp32", PLAIN_ONE_DEVICE),
             ("fp32 again", "fp32"),
-            *((one, other) for one in ("exact", "exact, C=4") for other in (PLAIN, "fp32")),
+            *((one, other) for one in pieces for other in (PLAIN, PLAIN_ONE_DEVICE, "fp32")),
         ]
         for one, other in pairs:
             rows.append({"case": name, "reduce": one, "against": other, **_ratio(one, other, rounds, cpu_s)})
-    _report("step_overhead", options, rows)
+    _report("step_overhead_goodput" if options.goodput else "step_overhead", options, rows)
 
 
-def _all_sides(folder: Path, groups: int, size: int, flags: tuple[str, ...], start: int) -> dict[str, Side]:
-    """Start the jobs, each time in another order."""
+def _all_sides(
+    folder: Path, groups: int, size: int, flags: tuple[str, ...], pieces: Mapping[str, tuple[str, ...]], start: int
+) -> dict[str, Side]:
+    """Start the jobs, each time in another order; ``pieces``: the sides with exact sums, and their flags."""
     begin: dict[str, Callable[[Path], Side]] = {
-        "exact": lambda at: ours(at, groups, (*flags, *exact(1))),
-        "exact, C=4": lambda at: ours(at, groups, (*flags, *exact(4))),
+        **{name: partial(ours, groups=groups, flags=(*flags, *more)) for name, more in pieces.items()},
         PLAIN: lambda at: _plain(at, groups, size, flags, "own"),
         PLAIN_ONE_DEVICE: lambda at: _plain(at, groups, size, flags, "one"),
         "fp32": lambda at: ours(at, groups, (*flags, "--spare-reduce", "fp32")),
@@ -242,7 +256,7 @@ def _report(benchmark: str, options: argparse.Namespace, rows: list[dict]) -> No
     name += f"_{options.level}" if options.level else ""
     config = {
         "instructions": options.level or kernels.implementation(),
-        "model": " ".join(model(options.seq_length)),
+        "model": " ".join(FLAGS if options.goodput else model(options.seq_length)),
         "rounds": options.rounds,
         "steps": options.steps,
         "starts": options.starts,

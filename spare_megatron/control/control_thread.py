@@ -271,7 +271,8 @@ class Follower:
         self._closing = asyncio.Event()
         self._kept: dict[tuple[type, int], pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
-        self._pulse = Pulse(agent.setup.job.timeouts.heartbeat_interval_s)
+        job = agent.setup.job
+        self._pulse = Pulse(job.timeouts.heartbeat_interval_s, eager=job.tickets_ahead > 0)
         self._uplink = Uplink(
             service=LEADER,
             report=pb.RankReport,

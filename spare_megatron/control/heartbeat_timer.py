@@ -1,8 +1,8 @@
-"""Says when a heartbeat is sent: at its interval, and sooner when pieces were done.
+"""Says when a heartbeat is sent: at its interval, and at once when all pieces of a run are done.
 
-When a group dies, the pieces of its last report count as computed twice. So a group reports at once that its run is
-complete; before that it reports its progress at most :data:`NEWS` times in an interval, for a thousand groups would
-otherwise send the coordinator thousands of messages a second.
+When a group dies, the pieces of its last report count as computed twice, so a group reports at once that its run is
+complete. Before that only a group that may be relieved sends heartbeats sooner for single pieces, at most :data:`NEWS`
+in an interval: each takes the processor from a training thread three times, in the rank, and for the coordinator.
 """
 
 from __future__ import annotations
@@ -29,15 +29,16 @@ def leader_interval_s(times: Timeouts, num_groups: int) -> float:
 class Pulse:
     """The timer of one rank's or leader's heartbeats; it belongs to one event loop."""
 
-    def __init__(self, interval_s: float) -> None:
-        self._interval_s, self._last_s = interval_s, -interval_s
+    def __init__(self, interval_s: float, eager: bool = False) -> None:
+        """``eager``: pieces bring a heartbeat forward before the run is complete."""
+        self._interval_s, self._last_s, self._eager = interval_s, -interval_s, eager
         self._fresh = self._complete = False
         self._changed = asyncio.Event()
 
     def wants(self, complete: bool) -> bool:
         """Whether :meth:`news` would bring the next heartbeat forward. From any thread: whoever is told no has its news
         in a heartbeat that is still to be filled in."""
-        return complete > self._complete or not self._fresh
+        return complete > self._complete or (self._eager and not self._fresh)
 
     def news(self, complete: bool) -> None:
         """Note that more pieces are done; ``complete``: all of this run."""

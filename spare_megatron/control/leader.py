@@ -82,8 +82,8 @@ class Leader:
         interval_s = self._setup.job.timeouts.heartbeat_interval_s
         own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
         self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
-        self._pulse = Pulse(own_interval_s)
         job = self._setup.job
+        self._pulse = Pulse(own_interval_s, eager=job.tickets_ahead > 0)
         self._issuer = TicketIssuer(self._setup.spec, job.late_pauses, job.tickets_ahead)
         self._meter = PaceMeter(job.tickets_ahead - 1)
         self._ran_out = (0, 0, False)

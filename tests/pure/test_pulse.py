@@ -14,7 +14,7 @@ LONG_S = 300.0
 
 def test_complete_news_is_due_at_once_and_other_news_soon() -> None:
     async def scenario() -> None:
-        pulse = Pulse(LONG_S)
+        pulse = Pulse(LONG_S, eager=True)
         await asyncio.wait_for(pulse.due(), 30)  # the first one
         waiting = asyncio.create_task(pulse.due())
         await asyncio.sleep(0)
@@ -29,7 +29,7 @@ def test_complete_news_is_due_at_once_and_other_news_soon() -> None:
 
 def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
     async def scenario() -> tuple[float, float]:
-        pulse = Pulse(0.2)
+        pulse = Pulse(0.2, eager=True)
         await pulse.due()
         started_s = pulse._last_s
         await pulse.due()
@@ -46,7 +46,7 @@ def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
 
 def test_news_that_changes_nothing_need_not_be_told() -> None:
     async def scenario() -> None:
-        pulse = Pulse(LONG_S)
+        pulse = Pulse(LONG_S, eager=True)
         await pulse.due()
         assert pulse.wants(complete=False)
         pulse.news(complete=False)
@@ -58,6 +58,20 @@ def test_news_that_changes_nothing_need_not_be_told() -> None:
         assert pulse.wants(complete=False)
 
     asyncio.run(scenario())
+
+
+def test_a_single_piece_brings_no_heartbeat_forward_where_nobody_is_relieved() -> None:
+    async def scenario() -> float:
+        pulse = Pulse(0.2)
+        await pulse.due()
+        assert not pulse.wants(complete=False)
+        pulse.news(complete=False)
+        started_s = pulse._last_s
+        await pulse.due()
+        assert pulse.wants(complete=True)
+        return pulse._last_s - started_s
+
+    assert asyncio.run(scenario()) >= 0.199
 
 
 def test_many_leaders_beat_less_often_but_often_enough() -> None:

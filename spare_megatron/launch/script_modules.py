@@ -18,8 +18,14 @@ OF_A_JOB = (
     "torch",
     "spare_megatron.training.training",
     "spare_megatron.trainer.megatron_job",
+    "spare_megatron.training.utils",
+    "spare_megatron.tuner.choose",
+    "spare_megatron.tuner.piece_size",
+    "spare_megatron.megatron_adapter.data.datasets",
+    "spare_megatron.megatron_adapter.data.tokenizers",
+    "megatron.core.tokenizers.text.utils.build_tokenizer",
 )
-"""What a rank of a Megatron job imports."""
+"""What every rank of a Megatron job imports, at its beginning or later."""
 _TORCH = ("numpy.random", "torch")
 _NONE = "none"
 _SETTINGS = ("LD_PRELOAD", "LD_AUDIT")

@@ -1,6 +1,6 @@
-"""Measures how long a job is short of a group that is killed: with a standby, with warm ranks, with neither.
+"""Measures how long a job is short of a group that is killed: with a standby, with one and relief, without.
 
-    python benchmarks/standby.py [--kills 4] [--models toy megatron] [--ways standby relieved warm nothing]
+    python benchmarks/standby.py [--kills 4] [--models toy megatron] [--ways standby relieved nothing]
         [--piece-s 0.0625]
 
 Each job loses a whole group to SIGKILL, again and again, when what waits for a place has come so far. Full strength is
@@ -37,8 +37,8 @@ from tests.process.returning import records
 
 GROUPS, SIZE, PIECES = 3, 2, 8
 STANDBY = ("--spare-standby-groups", "1")
-WAYS = {"standby": STANDBY, "relieved": STANDBY, "warm": ("--spare-warm-ranks", str(SIZE)), "nothing": ()}
-WAITING = {"standby": SIZE, "relieved": SIZE, "warm": SIZE, "nothing": 0}
+WAYS = {"standby": STANDBY, "relieved": STANDBY, "nothing": ()}
+WAITING = {"standby": SIZE, "relieved": SIZE, "nothing": 0}
 """How many processes wait."""
 RELIEF = {"toy": ("--joins", "--ahead", "2"), "megatron": ("--spare-schedule", "tickets", "--spare-relief")}
 STEPS_BETWEEN = 5

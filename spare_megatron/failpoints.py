@@ -121,7 +121,6 @@ REPLACED = (
     "group-N-store.json",
     "standby-N-store.json",
     "standby-N.json",
-    "warm-N.json",
     "N.json",
     "idle_lives.json",
     "spare_manifest.json",

@@ -115,7 +115,6 @@ def launch_of(args: argparse.Namespace) -> Launch:
         max_group_restarts=told.max_group_restarts,
         group_restart_pause_s=told.group_restart_pause_s,
         standby_groups=told.standby_groups,
-        warm_ranks=told.warm_ranks,
         preload=told.preload,
         listen=args.listen,
         tls_dir=args.tls_dir,

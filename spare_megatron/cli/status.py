@@ -50,7 +50,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 def status_of(run_dir: RunDirectory) -> dict[str, Any]:
     """The content of status.json, its age in seconds, the summary of a job that has ended (else None), and how many
-    standbys and warm ranks wait.
+    standbys wait.
 
     Raises:
         ConfigError: the directory has no status.json, or it cannot be read.

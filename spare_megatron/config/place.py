@@ -18,10 +18,6 @@ PLACE_FILE = "SPARE_PLACE_FILE"
 variables that the place adds to the environment."""
 
 
-WARM = "SPARE_WARM"
-"""Environment variable of a process that waits for a place as a warm rank."""
-
-
 @dataclass(frozen=True)
 class Place:
     """The place of one rank in the job."""
@@ -50,9 +46,6 @@ class Place:
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
     place_file: str = ""
     """The file in which this process's place will be; until then it is as a rank of group 0. Empty: it has one."""
-    warm: bool = False
-    """Whether it is no rank of a standby but a warm one, which has neither position nor device before it has its
-    place."""
     starts_again: bool = False
     """Whoever started this rank starts the whole job again when the coordinator asks for it (a planned restart)."""
 
@@ -63,7 +56,7 @@ class Place:
 
     @property
     def home(self) -> str:
-        """What this rank is of: 'group 2', 'standby 0', 'warm 1'."""
+        """What this rank is of: 'group 2', 'standby 0'."""
         return standby_name(self.place_file) if self.place_file else f"group {self.group}"
 
 
@@ -174,7 +167,6 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         local_rank=_local_rank(environ, hint.launcher),
         launcher_pid=number(environ, "SPARE_LAUNCHER_PID") or 0,
         place_file=environ.get(PLACE_FILE, ""),
-        warm=bool(number(environ, WARM)),
         starts_again=bool(number(environ, "SPARE_STARTS_AGAIN")),
     )
 

@@ -94,9 +94,6 @@ class SpareConfig:
     standby_groups: int = 0
     """Number of further groups that spare-launch starts, on devices of their own: their models are built, and they wait
     to take the places of lost groups."""
-    warm_ranks: int = 0
-    """Number of further processes that spare-launch starts: they have imported everything, have no device yet, and
-    become ranks of groups that are started again."""
     preload: str | None = None
     """Further modules, separated by commas, that spare-launch imports once for all ranks, which are forked then; none:
     each rank makes its own imports."""

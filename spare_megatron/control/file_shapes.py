@@ -140,7 +140,7 @@ _RANK = with_names({}, {"group": whole, "position": whole, "incarnation": whole,
 
 def _waiting(value: Any) -> bool:
     named = with_names({"name": text, "pid": whole})(value)
-    return named and re.fullmatch(r"(standby|warm)-\d{1,9}", value["name"], re.ASCII) is not None
+    return named and re.fullmatch(r"standby-\d{1,9}", value["name"], re.ASCII) is not None
 
 
 _SUMMARY = {

@@ -93,9 +93,9 @@ class RunDirectory:
         return self.rank_times / f"group-{group}" / f"rank-{position}.incarnation-{incarnation}.jsonl"
 
     def place_file(self, name: str) -> Path:
-        """Where the place of a process that waits for one is written; ``name``: 'standby-0', 'warm-1'."""
-        kind, _, number = name.partition("-")
-        return self.standbys / {"standby": f"standby-{number}.json", "warm": f"warm-{number}.json"}[kind]
+        """Where the place of a process that waits for one is written; ``name``: such as 'standby-0'."""
+        number = name.partition("-")[2]
+        return self.standbys / f"standby-{number}.json"
 
     def waits(self, name: str, pid: int) -> bool:
         """Whether this process has come as far as to wait for its place."""

@@ -36,7 +36,6 @@ OTHERS = (
     "spare_health_check",
     "spare_group_restart_pause_s",
     "spare_standby_groups",
-    "spare_warm_ranks",
     "spare_preload",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
@@ -64,8 +63,6 @@ class LauncherFlags:
     """How long the second restart of a group within an hour waits."""
     standby_groups: int = 0
     """Groups that wait for the places of lost ones."""
-    warm_ranks: int = 0
-    """Processes that wait to become ranks of groups that are started again."""
     preload: str = ""
     """Further modules that ranks need not import, separated by commas; 'none': they import everything themselves."""
 
@@ -74,8 +71,8 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     """Read a rank's command line, with its ``--yaml-cfg`` and ``--use-mp-args-from-checkpoint-args``.
 
     Raises:
-        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts, standbys or warm
-            ranks, either of these where nothing is started again, a pause below 0, or an empty command.
+        ConfigError: a value that is none, a degree of parallelism below 1, fewer than no restarts or
+            standbys, standbys where nothing is started again, a pause below 0, or an empty command.
     """
     parser = Parser(add_help=False, allow_abbrev=False)
     for spec in all_specs():
@@ -96,7 +93,6 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.save or "",
         namespace.spare_group_restart_pause_s,
         namespace.spare_standby_groups,
-        namespace.spare_warm_ranks,
         namespace.spare_preload or "",
     )
 

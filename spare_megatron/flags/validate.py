@@ -305,13 +305,13 @@ def check_operation(ns: Namespace) -> None:
         ns.spare_group_restart_pause_s < 0,
         f"--spare-group-restart-pause-s is {ns.spare_group_restart_pause_s:g}, but must not be negative",
     )
-    for name in ("standby_groups", "warm_ranks"):
-        count, flag = getattr(ns, f"spare_{name}"), f"--spare-{name.replace('_', '-')}"
-        refuse(count < 0, f"{flag} is {count}, but must not be negative")
-        refuse(
-            count > 0 and ns.spare_max_group_restarts == 0,
-            f"{flag} {count} is for groups that come back, but --spare-max-group-restarts is 0; leave one of them out",
-        )
+    count = ns.spare_standby_groups
+    refuse(count < 0, f"--spare-standby-groups is {count}, but must not be negative")
+    refuse(
+        count > 0 and ns.spare_max_group_restarts == 0,
+        f"--spare-standby-groups {count} is for groups that come back, but --spare-max-group-restarts is 0; "
+        "leave one of them out",
+    )
 
 
 def check_spare(ns: Namespace, shape: JobShape) -> None:

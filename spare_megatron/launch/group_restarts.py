@@ -131,6 +131,6 @@ class LaunchMemory:
     restarts: GroupRestarts
     incarnations: Incarnations
     refills: GroupRestarts = field(default_factory=lambda: GroupRestarts(0))
-    """Of standbys, by slot, and of warm ranks."""
+    """Of standbys, by slot."""
     numbers: Iterator[int] = field(default_factory=itertools.count)
-    """Of standbys and warm ranks, of which no two have the same."""
+    """Of standbys, of which no two have the same."""

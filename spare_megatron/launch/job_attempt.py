@@ -45,7 +45,6 @@ from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.standby_book import StandbyBook
 from spare_megatron.launch.standbys import Standbys
-from spare_megatron.launch.warm_ranks import WarmRanks, in_words
 
 GROUP_GRACE_S = 0.3
 """Time between the first exit of a rank and the kill of its group's other ranks, in which they can still log why."""
@@ -88,7 +87,6 @@ class Life:
         book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
         refills = Refills(memory.refills, self._dir.status, ranks.is_left, say, self._is_over)
         beside, changed = self._client.beside, self._publish
-        self._warm = WarmRanks(self._dir, starter, launch.warm_ranks, memory, refills, beside, changed)
         self._standbys = Standbys(
             self._dir,
             starter,
@@ -258,16 +256,14 @@ class Life:
             told = glance(self._dir.status)
             if told is not None and told["phase"] == "running":
                 self._standbys.begin()
-                self._warm.begin()
                 return
             await asyncio.sleep(LOOK_S)
 
     def _start_again(self, start: GroupStart) -> str:
         slot = self._book.slot_of(start.group)
-        warm = self._warm.take(start, slot, self._launch.group_size)
-        self._ranks.start(start, slot, warm)
+        self._ranks.start(start, slot)
         self._publish()
-        return in_words(warm)
+        return ""
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:
         """Report a rank's exit to the coordinator, and end the rest of its group."""
@@ -351,7 +347,7 @@ class Life:
         """Kill the ranks, stopped ones too, and the coordinator if it still runs, and wait for their end, for
         :data:`KILLED_S` at most: a process that waits for a dead disk cannot be killed."""
         ranks = [rank.child for rank in self._ranks.all]
-        ranks += [one.child for one in (*self._standbys.waiting, *self._warm.waiting)]
+        ranks += [one.child for one in self._standbys.waiting]
         children = [*ranks, *([self._coordinator] if self._coordinator else [])]
         for child in children:
             if child.alive:
@@ -371,7 +367,7 @@ class Life:
 
     def _publish(self) -> None:
         path = self._dir.processes
-        waiting = [(one.name, one.position, one.child.pid) for one in (*self._standbys.waiting, *self._warm.waiting)]
+        waiting = [(one.name, one.position, one.child.pid) for one in self._standbys.waiting]
         self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed(), waiting))
 
 

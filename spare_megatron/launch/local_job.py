@@ -30,8 +30,6 @@ class Launch:
     """Groups that wait for the places of lost ones."""
     preload: str = ""
     """Further modules that ranks need not import, separated by commas; 'none': they import everything themselves."""
-    warm_ranks: int = 0
-    """Processes that wait to become ranks of groups that are started again."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
     save_dir: str = ""

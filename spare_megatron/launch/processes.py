@@ -157,7 +157,7 @@ ListedRank = tuple[int, int, int, int]
 
 
 ListedWaiting = tuple[str, int, int]
-"""(name, position, process id) of a process that waits for a place and is alive; such as 'standby-0', or 'warm-1'."""
+"""(name, position, process id) of a process that waits for a place and is alive; such as 'standby-0'."""
 
 
 def publish_processes(

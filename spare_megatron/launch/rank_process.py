@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
-from spare_megatron.config.place import PLACE_FILE, WARM
+from spare_megatron.config.place import PLACE_FILE
 from spare_megatron.control.run_directory import RunDirectory, waits_file, write_json
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.local_job import Launch
@@ -32,9 +32,9 @@ class WaitingProcess:
     """A process that waits for a place."""
 
     name: str
-    """'standby-0', 'warm-1': of its place's file."""
+    """such as 'standby-0': of its place's file."""
     position: int
-    """In its standby; 0 for a warm rank."""
+    """In its standby."""
     log: Path
     child: Child
     rank: RankProcess | None = None
@@ -94,10 +94,6 @@ class RankStarter:
             end(made)
             raise
         return made
-
-    def warm(self, name: str, ended: Callable[[WaitingProcess], None]) -> WaitingProcess:
-        """Start a warm rank; ``ended`` is called where it ends without a place. Raises OSError."""
-        return self._waiting(name, 0, {"SPARE_POSITION": "0", "SPARE_RESTARTS": "1", WARM: "1"}, ended)
 
     def seat(self, position: int, slot: int) -> dict[str, str]:
         """The environment of a position in a slot."""

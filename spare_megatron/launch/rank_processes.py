@@ -28,11 +28,11 @@ class RankProcesses:
         self._starter, self._size = starter, group_size
         self._starts: dict[GroupStart, list[RankProcess]] = {}
 
-    def start(self, start: GroupStart, slot: int, warm: Sequence[RankProcess] = ()) -> None:
+    def start(self, start: GroupStart, slot: int) -> None:
         """Start all ranks of a group; those of the first positions may be there already, ``warm``. Where one cannot be
         started, those before it are killed, and end as any other; OSError where that is the first."""
-        ranks = self._starts[start] = list(warm)
-        for position in range(len(warm), self._size):
+        ranks = self._starts[start] = list[RankProcess]()
+        for position in range(self._size):
             try:
                 ranks.append(self._starter.rank(start, position, slot))
             except OSError:

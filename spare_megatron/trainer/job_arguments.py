@@ -262,13 +262,12 @@ def _restart_note(namespace: Namespace, place: Place) -> tuple[str, ...]:
 
 def _check_parked(namespace: Namespace, place: Place) -> None:
     """Refuse processes that wait for a place where nobody would start them."""
-    for flag in ("--spare-standby-groups", "--spare-warm-ranks"):
-        count = getattr(namespace, flag.removeprefix("--").replace("-", "_"))
-        if count and place.launcher != "spare-launch" and not namespace.spare_check:
-            raise ConfigError(
-                f"{flag} {count} is for spare-launch, which has not started this rank: nobody would start what is to "
-                "wait; leave it out"
-            )
+    count = namespace.spare_standby_groups
+    if count and place.launcher != "spare-launch" and not namespace.spare_check:
+        raise ConfigError(
+            f"--spare-standby-groups {count} is for spare-launch, which has not started this rank: nobody would start "
+            "what is to wait; leave it out"
+        )
 
 
 def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:

@@ -5,7 +5,6 @@ What can be refused without other ranks (files, vocabulary) is checked first, so
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from argparse import Namespace
@@ -86,8 +85,7 @@ def run_megatron_job(
 ) -> ExitCode:
     """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend.
 
-    A rank of a standby waits for its place when it has done all that does not depend on it, a warm rank before it uses
-    a device."""
+    A rank of a standby waits for its place when it has done all that does not depend on it."""
     place = job.place
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
@@ -105,15 +103,6 @@ def run_megatron_job(
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
-    if place.warm:
-        if torch.cuda.is_available():
-            importlib.import_module("torch._dynamo")  # as the first update of an optimizer does there
-        times.done("tokenizer")
-        job = _placed(job, args)
-        place = job.place
-        injector.move(place)
-        _lead_ahead(place)
-        times.done("wait for a place")
     store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
     with around_the_world(job):
         world = init_group_world(

@@ -12,7 +12,7 @@ import time
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from spare_megatron.config.place import PLACE_FILE, WARM, Place, number, standby_name
+from spare_megatron.config.place import PLACE_FILE, Place, number, standby_name
 from spare_megatron.control.control_thread import leave_at_once
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.launcher_watch import LauncherWatch
@@ -37,7 +37,6 @@ def wait_for_place(environ: MutableMapping[str, str]) -> None:
             leave_at_once("the launcher is gone")
         time.sleep(POLL_S)
     environ.update(place["environ"])
-    environ.pop(WARM, None)
 
 
 class PlaceFormatter(logging.Formatter):

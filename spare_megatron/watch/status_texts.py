@@ -85,7 +85,7 @@ def places(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def standbys(status: Mapping[str, Any]) -> Iterator[str]:
-    """A line on standbys and warm ranks, where there are any."""
+    """A line on standbys, where there are any."""
     text = waiting_text(status.get("waiting", {}))
     if text:
         yield text

@@ -1,4 +1,4 @@
-"""How many standbys and warm ranks of a job wait for a place, from its run directory: no coordinator knows of them."""
+"""How many standbys of a job wait for a place, from its run directory: no coordinator knows of them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from spare_megatron.config.plural import counted
 from spare_megatron.control.run_directory import RunDirectory, glance
 
-KINDS = {"standby": "standby", "warm": "warm rank"}
-
 
 def waiting_counts(run_dir: RunDirectory) -> dict[str, int]:
-    """Of 'standby' and 'warm' the number that wait, and with ' starts' behind it that of those that are about to; only
-    those of which there are any."""
+    """The number that wait as 'standby', and that of those that are about to as 'standby starts'; only those of which
+    there are any."""
     there: dict[str, bool] = {}
     for one in (glance(run_dir.processes) or {}).get("waiting", ()):
         there[one["name"]] = there.get(one["name"], True) and run_dir.waits(one["name"], one["pid"])
@@ -25,10 +23,8 @@ def waiting_counts(run_dir: RunDirectory) -> dict[str, int]:
 
 def waiting_text(counts: Mapping[str, int]) -> str:
     """One line on them; empty where there are none."""
-    parts = []
-    for kind, name in KINDS.items():
-        waits, starts = counts.get(kind, 0), counts.get(f"{kind} starts", 0)
-        if waits or starts:
-            some = f"{counted(waits, name)} wait{'s' if waits == 1 else ''} for a place"
-            parts.append(some + (f", {starts} more start{'s' if starts == 1 else ''}" if starts else ""))
-    return "; ".join(parts)
+    waits, starts = counts.get("standby", 0), counts.get("standby starts", 0)
+    if not waits and not starts:
+        return ""
+    some = f"{counted(waits, 'standby')} wait{'s' if waits == 1 else ''} for a place"
+    return some + (f", {starts} more start{'s' if starts == 1 else ''}" if starts else "")

@@ -26,7 +26,6 @@ from tests.process.returning import (
     leave_whole,
     records,
     views,
-    voted,
 )
 from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
@@ -51,7 +50,7 @@ def waiting(job: Job) -> dict[str, list[int]]:
 
 
 def wait_for(job: Job, *names: str) -> None:
-    """Until all ranks of these standbys, or these warm ranks, wait."""
+    """Until all ranks of these standbys wait."""
     sizes = {name: SIZE if name.startswith("standby") else 1 for name in names}
     job.wait_for(f"{names}", lambda: all(len(waiting(job).get(n, ())) == s for n, s in sizes.items()), timeout_s=120.0)
 
@@ -117,24 +116,6 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm_of_thre
     assert {one[1] for one in takers if one} == {"1", "2"}
     assert {one[2] for one in takers if one} == {"0", "2"}
     assert len(list(tmp_path.glob("injected/*"))) == 1
-
-
-def test_warm_ranks_and_the_end_of_the_launcher(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
-    """Three warm ranks: two of them become a group, and another two are started, which end with the launcher."""
-    job = start(tmp_path, "--spare-warm-ranks", "3")
-    wait_for(job, "warm-0", "warm-1", "warm-2")
-    before = {pid for pids in waiting(job).values() for pid in pids}
-    job.kill(*job.pids(1))
-    job.wait_for("group 1", lambda: is_member(job, 1, 1), timeout_s=120.0)
-    assert set(job.pids(1)) < before, "warm processes are its ranks"
-    count = "2 ranks of it in warm processes: restart 1 of at most 3 within an hour"
-    assert said(job, "group 1") == [f"group 1 is started again, as incarnation 1, {count}"]
-    wait_for(job, "warm-3", "warm-4")
-    job.wait_for_step(job.metrics[-1]["step"] + 4)
-    found = voted(job)
-    job.kill(job.process.pid)
-    job.wait_until_gone()
-    check_same(found, calm_of_three)
 
 
 def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path) -> None:

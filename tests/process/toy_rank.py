@@ -20,7 +20,7 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.folder import Retention, last_good, step_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.config.place import WARM, Place, place_of, world_hint
+from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.control.leader_process import start_ahead
@@ -49,8 +49,6 @@ def main() -> int:
     size = int(os.environ["SPARE_GROUP_SIZE"])
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     logging.basicConfig(level=logging.INFO)
-    if WARM in os.environ:
-        wait_for_place(os.environ)
     place = place_of(os.environ, groups, size, None)
     store = group_store(place, 60)
     with shared_gloo_device(LOOPBACK if on_one_host(store, place) else ""):
@@ -147,7 +145,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)
     parser.add_argument("--spare-rank-times", action="store_true")
     times = ("max-group-restarts", "group-restart-pause-s")
-    for flag in (*times, "on-event", "health-check", "standby-groups", "warm-ranks", "preload"):
+    for flag in (*times, "on-event", "health-check", "standby-groups", "preload"):
         parser.add_argument(f"--spare-{flag}", help="is for the launcher")
     return parser.parse_args()
 

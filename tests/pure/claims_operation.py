@@ -80,7 +80,7 @@ def looking_on() -> Iterator[Claim]:
         (waited("step_s", model="toy", way="standby"),),
     )
     for words, model in (("toy", "toy"), ("small Megatron job, PP2", "megatron")):
-        ways = ("standby", "relieved", "warm", "nothing")
+        ways = ("standby", "relieved", "nothing")
         figures = tuple(waited("full_strength_median_s", model=model, way=way) for way in ways)
         yield Claim(page, f"| {words} | {{}} | {{}} | {{}} | {{}} |", figures)
     yield Claim(

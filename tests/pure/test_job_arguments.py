@@ -93,7 +93,6 @@ BAD = [
     ("--spare-redundancy 5", "--spare-redundancy 5 is not between 1 and the 4 groups .* use --spare-redundancy 4"),
     ("--spare-redundancy 0", "--spare-redundancy 0 is not between 1 and the 4 groups .* use --spare-redundancy 1"),
     ("--spare-standby-groups -1", "--spare-standby-groups is -1, but must not be negative"),
-    ("--spare-warm-ranks -2", "--spare-warm-ranks is -2, but must not be negative"),
     (
         "--spare-standby-groups 2 --spare-max-group-restarts 0",
         "--spare-standby-groups 2 is for groups that come back, but --spare-max-group-restarts is 0",
@@ -222,11 +221,6 @@ def test_inner_data_ranks() -> None:
             "--spare-standby-groups 1",
             "--spare-standby-groups 1 is for spare-launch, which has not started this rank: .* leave it out",
         ),
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"},
-            "--spare-warm-ranks 2",
-            "--spare-warm-ranks 2 is for spare-launch, which has not started this rank: .* leave it out",
-        ),
     ],
 )
 def test_a_bad_environment_is_one_sentence(environ: dict[str, str], extra: str, sentence: str) -> None:
@@ -238,10 +232,7 @@ def test_who_waits_for_a_place_is_as_a_rank_of_group_0() -> None:
     standby = {name: text for name, text in launched(3, position=1).items() if name != "SPARE_GROUP"}
     standby |= {"SPARE_PLACE_FILE": "run/standbys/standby-4.json"}
     place = job_of("--pipeline-model-parallel-size 2 --spare-standby-groups 1", standby)[0].place
-    assert (place.group, place.position, place.home, place.warm) == (0, 1, "standby 4", False)
-    warm = {**standby, "SPARE_PLACE_FILE": "run/standbys/warm-2.json", "SPARE_WARM": "1"}
-    place = job_of("--pipeline-model-parallel-size 2", warm)[0].place
-    assert (place.home, place.warm) == ("warm 2", True)
+    assert (place.group, place.position, place.home) == (0, 1, "standby 4")
     place = job_of("--pipeline-model-parallel-size 2", launched(3, group=2))[0].place
     assert (place.home, place.place_file) == ("group 2", "")
 

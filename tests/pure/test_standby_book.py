@@ -62,7 +62,6 @@ def test_no_slot_has_two(groups: int, standbys: int, course: list[tuple[int, int
         ({}, ""),
         ({"standby": 1}, "1 standby waits for a place"),
         ({"standby": 2, "standby starts": 1}, "2 standbys wait for a place, 1 more starts"),
-        ({"standby": 1, "warm starts": 2}, "1 standby waits for a place; 0 warm ranks wait for a place, 2 more start"),
     ],
 )
 def test_what_is_said_of_who_waits(counts: dict[str, int], expected: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.shape import JobShape
-from tests.pure.test_sampling import in_order
+from tests.pure.megatron_sampler import in_order
 from tests.spawn import run_ranks
 
 SEQ, MICRO, BATCH, STEPS, GROUPS = 16, 2, 16, 5, 2

@@ -12,15 +12,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.data.microbatch_loader import validation_batch
 from spare_megatron.data.sampling import SampleOrder, permutation
-
-Rows = list[list[int]]
-
-
-def in_order(total: int, consumed: int, size: int, rank: int, ranks: int) -> Rows:
-    """Microbatches of one data-parallel rank: whole rows of the remaining samples, cut by rank; the rest is dropped."""
-    left = list(range(consumed, total))
-    rows = [left[start : start + size * ranks] for start in range(0, len(left), size * ranks)]
-    return [row[rank * size : (rank + 1) * size] for row in rows if len(row) == size * ranks]
+from tests.pure.megatron_sampler import Rows, in_order
 
 
 def shuffled(total: int, consumed: int, size: int, rank: int, ranks: int, sharding: bool) -> Rows:

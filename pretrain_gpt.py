@@ -30,18 +30,27 @@ def model_provider(
 ) -> torch.nn.Module:
     """One stage of the model: with the embedding if ``pre_process``, with the output layer if ``post_process``."""
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.experimental_attention_variant_module_specs import (
+        get_transformer_block_with_experimental_attention_variant_spec,
+    )
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_decoder_layer_specs,
+        get_gpt_mtp_block_spec,
+    )
 
     args = get_args()
     print_rank_0("building GPT model ...")
     config = config or core_transformer_config_from_args(args)
-    layers = get_gpt_decoder_block_spec(
-        config,
-        use_transformer_engine=args.transformer_impl == "transformer_engine",
-        normalization=args.normalization,
-        qk_l2_norm=args.qk_l2_norm,
-        vp_stage=vp_stage,
-    )
+    engine = args.transformer_impl == "transformer_engine"
+    norms = {"normalization": args.normalization, "qk_l2_norm": args.qk_l2_norm}
+    if args.experimental_attention_variant is not None:
+        layers = get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
+        last = layers
+    else:
+        layers = get_gpt_decoder_block_spec(config, engine, vp_stage=vp_stage, **norms)
+        last = get_gpt_decoder_layer_specs(config, engine, **norms)[-1]
+    mtp = get_gpt_mtp_block_spec(config, last, engine, vp_stage=vp_stage) if args.mtp_num_layers else None
     return GPTModel(
         config=config,
         transformer_layer_spec=layers,
@@ -58,6 +67,7 @@ def model_provider(
         rope_scaling=args.use_rope_scaling,
         rope_scaling_factor=args.rope_scaling_factor,
         seq_len_interpolation_factor=args.rotary_seq_len_interpolation_factor,
+        mtp_block_spec=mtp,
         vp_stage=vp_stage,
     )
 
@@ -94,7 +104,7 @@ def forward_step(data_iterator: Any, model: torch.nn.Module) -> tuple[torch.Tens
     timers("batch-generator", log_level=2).start()
     tokens, labels, loss_mask, attention_mask, position_ids = get_batch(data_iterator, unwrap_model(model).vp_stage)
     timers("batch-generator").stop()
-    output = model(tokens, position_ids, attention_mask, labels=labels)
+    output = model(tokens, position_ids, attention_mask, labels=labels, loss_mask=loss_mask)
     return output, partial(loss_func, loss_mask)
 
 

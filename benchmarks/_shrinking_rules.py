@@ -10,6 +10,7 @@ from dataclasses import dataclass
 STEPS, WARM_UP_STEPS, SEQ_LENGTH, LAYERS = 10, 2, 32, 4
 PHASES = ((4, 16), (3, 32), (3, 64))
 """(steps, samples of a batch): what a batch schedule becomes."""
+LAYOUT = "--pipeline-model-parallel-layout"
 SAMPLES = sum(steps * size for steps, size in PHASES)
 """Samples of all steps of a job with a batch schedule."""
 
@@ -45,6 +46,7 @@ RULES = (
     Rule("few layers", ("--num-layers",), at_most=LAYERS),
     Rule("an uneven split of 4 layers over 2 stages", ("--decoder-first-pipeline-num-layers",), value="1"),
     Rule("an uneven split of 4 layers over 2 stages", ("--decoder-last-pipeline-num-layers",), value="3"),
+    Rule("an even layout of few layers", (LAYOUT,), value="Ett|ttmL"),
     Rule(
         "one dense layer, then layers with experts, as there", ("--moe-layer-freq",), value=f"([0]*1+[1]*{LAYERS - 1})"
     ),

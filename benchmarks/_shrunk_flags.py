@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks._shrinking_rules import ADDED, LAYERS, RULES, Values
+from benchmarks._shrinking_rules import ADDED, LAYERS, LAYOUT, RULES, Values
+from spare_megatron.flags.check import ENGINE_MODULES
 
 GROUPS, GROUP_MAX = 2, 4
 """Groups of a job, and the most ranks that each has."""
@@ -94,6 +95,13 @@ def _fit(shrunk: Shrunk) -> None:
         shrunk.change("--num-layers", LAYERS - 2)
     if "--moe-layer-freq" in shrunk.changed and shrunk.value("--num-layers") != str(LAYERS):
         shrunk.change("--num-layers", LAYERS)
+    if LAYOUT in shrunk.changed and not shrunk.value("--mtp-num-layers"):
+        there, (layout,) = shrunk.changed[LAYOUT]
+        shrunk.changed[LAYOUT] = (there, (layout.replace("m", ""),))
+    modules = shrunk.kept.get("--recompute-modules", ())
+    if set(ENGINE_MODULES) & set(modules):
+        left = tuple(module for module in modules if module not in ENGINE_MODULES)
+        shrunk.changed["--recompute-modules"] = (shrunk.kept.pop("--recompute-modules"), left or ("core_attn",))
     batch = shrunk.value("--global-batch-size")
     ranks = GROUPS * shrunk.inner_data
     if batch and int(batch) < ranks * int(shrunk.value("--micro-batch-size")):

@@ -33,7 +33,7 @@ class ModelConfig:
     """Older way to leave out learned position embeddings; only with rope."""
     rotary_base: int = 10000
     """Base of the rotary angles."""
-    no_weight_decay_cond_type: Literal["apply_wd_to_qk_layernorm"] | None = None
+    no_weight_decay_cond_type: Literal["apply_wd_to_qk_layernorm", "qwen3_next"] | None = None
     """Older way to say --apply-wd-to-qk-layernorm."""
     enable_experimental: bool = False
     """Allow what megatron-core calls experimental, such as its fused permutation of experts' tokens."""

@@ -121,7 +121,7 @@ def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
         yield "--num-experts with biases", "add --disable-bias-linear"
     if ns.moe_latent_size is not None:
         yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
-    if ns.multi_latent_attention:
+    if ns.multi_latent_attention and has_cuda():  # without CUDA a shim makes it run
         yield "--multi-latent-attention", "use --group-query-attention"
     if ns.layernorm_zero_centered_gamma:
         yield "--apply-layernorm-1p", "leave it out"

@@ -43,6 +43,7 @@ BEYOND_MEGATRON = (
     *("apply_residual_connection_post_layernorm", "layernorm_zero_centered_gamma"),
     *("glu_linear_offset", "activation_func_clamp_value"),
     *("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
+    "mtp_num_layers",
     *("experimental_attention_variant", "linear_attention_freq", "linear_conv_kernel_dim", "linear_key_head_dim"),
     *("linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     *("moe_shared_expert_gate", "moe_router_num_groups", "moe_router_group_topk", "moe_apply_probs_on_input"),
@@ -72,7 +73,7 @@ CHUNKS = "num_layers_per_virtual_pipeline_stage"
 # what Megatron takes as well, and this framework refuses: set in the args of a model that cannot be trained here
 UNSUPPORTED = (
     *("is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio", "hybrid_mlp_ratio", "spec"),
-    *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json", "mtp_num_layers"),
+    *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
 )
 _OLD_NAMES = {"layernorm_epsilon": "norm_epsilon", "layernorm_zero_centered_gamma": "apply_layernorm_1p"}
 _SAME = {"num_layers": "encoder_num_layers", "seq_length": "encoder_seq_length"}

@@ -102,18 +102,14 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "multi-token prediction needs the tokens and the embedding on the last pipeline stage too, where only labels "
-        "are read here, and its losses in the log",
+        "layers of multi-token prediction are on the last pipeline stage, where their loss is",
         "leave it out",
-        (
-            "mtp-num-layers",
-            "mtp-loss-scaling-factor",
-            "mtp-standalone",
-            "mtp-use-repeated-layer",
-            "mtp-detach-heads",
-            "mtp-hsm",
-            "mtp-hybrid-override-pattern",
-        ),
+        ("mtp-standalone",),
+    ),
+    (
+        "multi-token prediction is that of GPT models",
+        "use --mtp-num-layers",
+        ("mtp-hsm", "mtp-hybrid-override-pattern"),
     ),
     (
         "offloading to host memory would have to survive a pipeline that stops in the middle of a step, which nothing "

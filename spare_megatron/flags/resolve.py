@@ -67,6 +67,8 @@ def resolve_model(ns: Namespace) -> None:
         ns.kv_channels = ns.hidden_size // ns.num_attention_heads
     if ns.ffn_hidden_size is None:
         ns.ffn_hidden_size = int(4 * ns.hidden_size * 2 / 3 / 64) * 64 if ns.swiglu else 4 * ns.hidden_size
+    at_least(ns, 0, "mtp_num_layers")
+    ns.mtp_num_layers = ns.mtp_num_layers or None
     if ns.num_experts == 0:
         ns.num_experts = None
     if ns.num_experts is not None and ns.moe_ffn_hidden_size is None:
@@ -75,7 +77,7 @@ def resolve_model(ns: Namespace) -> None:
         ns.expert_tensor_parallel_size = ns.tensor_model_parallel_size
     if ns.use_rotary_position_embeddings:
         ns.position_embedding_type = "rope"
-    if ns.no_weight_decay_cond_type == "apply_wd_to_qk_layernorm":
+    if ns.no_weight_decay_cond_type is not None:  # qwen3_next is its older name
         ns.apply_wd_to_qk_layernorm = True
     if ns.eval_iters == -1:  # as newer scripts say that nothing is evaluated
         ns.eval_iters = 0
@@ -187,7 +189,7 @@ def resolve_stages(ns: Namespace) -> None:
             )
         chunks = layers // unit
     if ns.pipeline_model_parallel_layout is not None:
-        stages = check_layout(ns.pipeline_model_parallel_layout, pipeline, ns.num_layers)
+        stages = check_layout(ns.pipeline_model_parallel_layout, pipeline, ns.num_layers, ns.mtp_num_layers or 0)
         ns.spare_notes += (f"{LAYOUT}: {layout_text(stages, pipeline)}",)
         chunks = len(stages) // pipeline
     ns.virtual_pipeline_model_parallel_size = None if chunks in (None, 1) else chunks

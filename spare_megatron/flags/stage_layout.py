@@ -15,7 +15,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 
 FLAG = "--pipeline-model-parallel-layout"
-LETTERS = {"E": "embedding", "t": "layer", "m": "layer of multi-token prediction", "L": "loss"}
+LETTERS = {"E": "embedding", "t": "decoder layer", "m": "layer of multi-token prediction", "L": "loss"}
 STAGES_MAX = 4096
 
 
@@ -36,8 +36,9 @@ def stages_of(text: str) -> list[str]:
     return spread.split("|")
 
 
-def check_layout(text: str, pipeline: int, layers: int) -> list[str]:
-    """The stages, where they fit ``pipeline`` ranks and a model of ``layers`` decoder layers; else ConfigError."""
+def check_layout(text: str, pipeline: int, layers: int, predicted: int = 0) -> list[str]:
+    """The stages, where they fit ``pipeline`` ranks and a model of ``layers`` decoder layers and ``predicted`` layers
+    of multi-token prediction; else ConfigError."""
     stages = stages_of(text)
     if len(stages) % pipeline:
         nearest = max(1, round(len(stages) / pipeline)) * pipeline
@@ -50,18 +51,23 @@ def check_layout(text: str, pipeline: int, layers: int) -> list[str]:
         if flat.count(letter) != 1 or flat[place] != letter:
             where = "begin" if letter == "E" else "end"
             raise ConfigError(f"{FLAG} {text!r} must {where} with {letter}, for the {LETTERS[letter]}, and have one")
-    if "m" in flat:
-        raise ConfigError(f"{FLAG} {text!r} has layers of multi-token prediction, which are not supported; leave out m")
-    if flat.count("t") != layers:
+    for letter, named, number in (("t", "--num-layers", layers), ("m", "--mtp-num-layers", predicted)):
+        if flat.count(letter) != number:
+            said = counted(flat.count(letter), LETTERS[letter], LETTERS[letter].replace("layer", "layers"))
+            raise ConfigError(f"{FLAG} has {said} ({letter}) and {named} is {number}; let them agree")
+    if not stages[-1].endswith("m" * predicted + "L"):
         raise ConfigError(
-            f"{FLAG} has {counted(flat.count('t'), 'layer')} (t) and --num-layers is {layers}; let them agree"
+            f"{FLAG} {text!r} has layers of multi-token prediction before the last stage or before other layers; put "
+            f"all of them right before L, as in '...|{'m' * predicted}L'"
         )
     return stages
 
 
 def layout_text(stages: list[str], pipeline: int) -> str:
     """What each rank of a pipeline builds: '2 stages on each of 4 ranks; layers of the stages: E+3, 2 x 6, 1+L'."""
-    words = ["+".join(filter(None, ("E" * ("E" in one), f"{one.count('t')}", "L" * ("L" in one)))) for one in stages]
+    words = [
+        "+".join(filter(None, (*re.findall("E", one), f"{one.count('t')}", *re.findall("m|L", one)))) for one in stages
+    ]
     runs = [(word, len(list(same))) for word, same in groupby(words)]
     shown = ", ".join(word if count == 1 else f"{count} x {word}" for word, count in runs)
     each = f"{counted(len(stages) // pipeline, 'stage')} on each of {counted(pipeline, 'rank')}"

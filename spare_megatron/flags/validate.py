@@ -15,6 +15,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
+from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
 
 
@@ -388,6 +389,7 @@ def _check_audits(ns: Namespace, groups: int) -> None:
 def check_all(ns: Namespace, shape: JobShape) -> None:
     """Check every rule; ConfigError for the first that does not hold."""
     check_model(ns)
+    check_predicted(ns)
     check_experts(ns)
     check_training(ns)
     check_evaluation(ns)

@@ -147,6 +147,16 @@ def auto_scalers() -> tuple[Any, ...]:
     return tuple(found)
 
 
+def taken_prediction_losses() -> list[Any]:
+    """The losses that layers of multi-token prediction have noted in megatron-core's tracker, one for each layer, each
+    a mean over the tokens of a microbatch; empty where none did. They are not in it any more. 0.18 renamed them."""
+    from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
+
+    noted = dict(MTPLossLoggingHelper.tracker)
+    MTPLossLoggingHelper.tracker.clear()
+    return list(noted.get("loss_values", noted.get("values", ())))
+
+
 # ------------------------------------------------------------------------------------------------------------ data
 
 

@@ -206,8 +206,9 @@ class MegatronEngine(TransferableState):
             replica.scheduler.step(increment=self._batches.size(step))
         values = averages(scalars)
         own = [name for name in values if name != "lm loss"]
+        main = [name for name in values if not name.startswith("mtp_")]  # megatron-core's, beside the user's
         return {
-            "loss": values.get("lm loss", next(iter(values.values()), 0.0)),
+            "loss": values.get("lm loss", values[main[0]] if main else 0.0),
             "grad_norm": None if grad_norm is None else float(grad_norm),
             "lr": get_canonical_lr_for_logging(replica.optimizer.param_groups),
             "tokens": int(scalars[TOKENS]),

@@ -204,6 +204,24 @@ def _norm_under_sequence_parallelism() -> None:
     WrappedTorchNorm.__new__ = create
 
 
+def _latent_attention() -> None:
+    from megatron.core.transformer import multi_latent_attention
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    multi_latent_attention.HAVE_TE = False  # True in 0.16, whose wrappers of it can be imported without it
+    plain = DotProductAttention.__init__
+
+    @functools.wraps(plain)
+    def create(
+        self: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **named: Any
+    ) -> None:
+        plain(self, *args, **named)
+        if v_channels is not None:
+            self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
+
+    DotProductAttention.__init__ = create
+
+
 CPU_SHIMS: tuple[CpuShim, ...] = (
     CpuShim(
         "current_device",
@@ -259,6 +277,14 @@ CPU_SHIMS: tuple[CpuShim, ...] = (
         "sequence_parallel_norm",
         "torch's norms under sequence parallelism, their weights marked for the sum over TP: torch_norm 32",
         _norm_under_sequence_parallelism,
+        "after import",
+    ),
+    CpuShim(
+        "latent_attention",
+        "torch's attention with values of another width than keys, which only transformer-engine's is told, and "
+        "nobody asks whether a layer is transformer-engine's: multi_latent_attention 155/185, "
+        "dot_product_attention 78/248",
+        _latent_attention,
         "after import",
     ),
 )

@@ -33,20 +33,26 @@ def attention_size(args: Namespace) -> float:
     return hidden * (query + 2 * args.kv_channels * groups + gate + query) + length * query
 
 
-def expert_layers(args: Namespace) -> int:
-    """Number of layers that have experts."""
+def decoder_kinds(args: Namespace) -> list[int]:
+    """For each decoder layer 1 where it has experts, else 0."""
+    freq = args.moe_layer_freq
     if args.num_experts is None:
-        return 0
-    if isinstance(args.moe_layer_freq, list):
-        return sum(args.moe_layer_freq)
-    return len(range(0, args.num_layers, args.moe_layer_freq))
+        return [0] * args.num_layers
+    return freq if isinstance(freq, list) else [int(i % freq == 0) for i in range(args.num_layers)]
+
+
+def layer_kinds(args: Namespace) -> list[int]:
+    """The same with the layers of multi-token prediction, which have a whole layer of the last decoder layer's kind."""
+    kinds = decoder_kinds(args)
+    return kinds + kinds[-1:] * (args.mtp_num_layers or 0)
 
 
 def feed_forward_size(args: Namespace) -> float:
     """Multiply-adds of one token in the feed-forward parts of all layers."""
     products = 3 if args.swiglu or args.quick_geglu else 2
-    sparse = expert_layers(args)
-    dense = (args.num_layers - sparse) * args.hidden_size * args.ffn_hidden_size * products
+    kinds = layer_kinds(args)
+    sparse = sum(kinds)
+    dense = (len(kinds) - sparse) * args.hidden_size * args.ffn_hidden_size * products
     if not sparse:
         return dense
     routed = args.moe_ffn_hidden_size * args.moe_router_topk * products
@@ -61,6 +67,10 @@ def feed_forward_size(args: Namespace) -> float:
 def flops_per_step(args: Namespace) -> float:
     """Operations of one optimizer step over the whole job, forward and backward. ``args`` are resolved flags."""
     tokens = args.global_batch_size * args.seq_length
-    layers = args.num_layers * attention_size(args) + feed_forward_size(args)
-    output = args.hidden_size * args.padded_vocab_size
+    layers = len(layer_kinds(args)) * attention_size(args) + feed_forward_size(args)
+    predicted = (
+        args.mtp_num_layers or 0
+    )  # each has three norms, a projection of two hidden states to one, and an output
+    layers += predicted * args.hidden_size * (3 + 2 * args.hidden_size)
+    output = args.hidden_size * args.padded_vocab_size * (1 + predicted)
     return float(FORWARD_AND_BACKWARD * MULTIPLY_ADD * tokens * (layers + output))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
-from spare_megatron.trainer.flops import expert_layers
+from spare_megatron.trainer.flops import decoder_kinds
 from spare_megatron.tuner.return_memory import RankParameters, return_memory
 
 
@@ -37,7 +37,7 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     """(dense, of experts) of the rank with the most parameters. ``ns`` has resolved flags."""
     tensor, stages, hidden = shape.tensor, shape.pipeline, ns.hidden_size
     products = 3 if ns.swiglu or ns.quick_geglu else 2
-    table, sparse = vocabulary * hidden, expert_layers(ns)
+    table, sparse = vocabulary * hidden, sum(decoder_kinds(ns))
     first = table / tensor
     if ns.position_embedding_type == "learned_absolute":
         first += ns.max_position_embeddings * hidden
@@ -45,7 +45,9 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     shared = hidden * (ns.moe_shared_expert_intermediate_size or 0) * products
     layers = ns.num_layers * attention_parameters(ns)
     layers += (ns.num_layers - sparse) * hidden * ns.ffn_hidden_size * products + sparse * shared
-    here = _share_of_largest_stage(ns, stages)
+    predicted = ns.mtp_num_layers or 0  # layers of the last stage, each about as large as the mean decoder layer
+    last += (predicted * 2 * hidden**2 + (table if predicted and stages > 1 else 0)) / tensor
+    here = _share_of_largest_stage(ns, stages) + predicted / ns.num_layers
     dense = here * (layers / tensor + sparse * hidden * (ns.num_experts or 0))
     dense += max(first, last) if stages > 1 else first + last
     split = bool(ns.use_distributed_optimizer) and shape.inner_data * shape.context > 1

@@ -38,15 +38,15 @@ def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_r
     """The next microbatch as ``tokens``, ``labels``, ``loss_mask``, ``attention_mask``, ``position_ids``.
 
     Tensors are [micro batch size, sequence length] (the attention mask [micro batch size, 1, seq, seq]); None where
-    this pipeline stage does not need one. Collective in the tensor-parallel group.
+    this pipeline stage does not need one. The last stage of a model with multi-token prediction needs all, whether
+    ``mtp_on_this_rank`` says so or, as in older scripts, nothing. Collective in the tensor-parallel group.
     """
     from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
-    if mtp_on_this_rank:
-        raise NotImplementedError("multi-token prediction is not supported")
     args = get_args()
+    predicts = mtp_on_this_rank or (args.mtp_num_layers is not None and microbatch_broadcast.is_last_stage())
     return microbatch_broadcast.batch_on_this_tensor_rank(
-        data_iterator, args.micro_batch_size, args.seq_length, args.create_attention_mask_in_dataloader
+        data_iterator, args.micro_batch_size, args.seq_length, args.create_attention_mask_in_dataloader, predicts
     )
 
 

@@ -35,6 +35,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
         seq_length=toy.SEQ,
         max_position_embeddings=toy.SEQ,
         untie_embeddings_and_output_weights=not case["tied"],
+        position_embedding_type=case.get("positions", "learned_absolute"),
         seed=case["seed"],
         schedule=case.get("schedule", "core"),
     )
@@ -119,7 +120,7 @@ def one_step(engine: Any, peers: Any, case: dict[str, Any], group: int, step: in
     for segment in dealt(case, group):
         engine.run(step, run_of(segment))
     report = engine.apply(step, *exchange(peers, engine))
-    return {name: report[name] for name in ("loss", "grad_norm", "lr")}
+    return {name: report[name] for name in ("loss", "grad_norm", "lr", *report.get("reported", ()))}
 
 
 def dealt(case: dict[str, Any], group: int) -> list[list[int]]:

@@ -32,13 +32,14 @@ from megatron.core.distributed import (  # noqa: E402
     finalize_model_grads,
 )
 from megatron.core.models.gpt import GPTModel  # noqa: E402
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec  # noqa: E402
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # noqa: E402
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # noqa: E402
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
-from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
 from tests.megatron import toy  # noqa: E402
 
@@ -111,7 +112,11 @@ def steps(
         )
         _, grad_norm, _ = optimizer.step()
         schedule.step(increment=batch)
-        history.append({"loss": _loss(reports), "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"]})
+        more: dict[str, Any] = {}  # on ranks of the last stage
+        MTPLossLoggingHelper.track_mtp_metrics(1 / count, step, None, total_loss_dict=more)
+        MTPLossLoggingHelper.tracker.clear()  # the next case of this process may have none
+        more = {name: float(value) for name, value in more.items() if name.endswith("loss")}
+        history.append({"loss": _loss(reports), "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"], **more})
     return history
 
 
@@ -120,10 +125,13 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
     half = bool(case["transformer"].get("bf16"))
-    config = TransformerConfig(
+    given = {**toy.TRANSFORMER, **case["transformer"]}
+    if "activation_func" in given:
+        given["activation_func"] = getattr(torch.nn.functional, given["activation_func"])
+    kind = MLATransformerConfig if given.get("multi_latent_attention") else TransformerConfig
+    config = kind(
         **{
-            **toy.TRANSFORMER,
-            **case["transformer"],
+            **given,
             **CPU_SETTINGS,
             **({"params_dtype": torch.bfloat16, "pipeline_dtype": torch.bfloat16} if half else {}),
             "tensor_model_parallel_size": case["tensor"],
@@ -145,6 +153,8 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
             pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
             post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
             share_embeddings_and_output_weights=case["tied"],
+            position_embedding_type=case.get("positions", "learned_absolute"),
+            mtp_block_spec=get_gpt_mtp_block_spec(config, block, False, vp_stage) if config.mtp_num_layers else None,
             vp_stage=vp_stage,
         )
         model = Float16Module(config, model) if half else model

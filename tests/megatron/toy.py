@@ -28,6 +28,26 @@ MOE = {
     "moe_token_dispatcher_type": "alltoall",
     "add_bias_linear": False,
 }
+DEEPSEEK = {
+    **MOE,
+    "multi_latent_attention": True,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_head_dim": 16,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 16,
+    "rope_type": "rope",
+    "normalization": "RMSNorm",
+    "gated_linear_unit": True,
+    "activation_func": "silu",
+    "moe_layer_freq": [0, 1, 1, 1],
+    "moe_shared_expert_intermediate_size": 2 * HIDDEN,
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.01,
+    "mtp_num_layers": 1,
+}
+"""DeepSeek's kind of model: latent attention, routed and shared experts balanced by a bias, multi-token prediction."""
 OPTIMIZER = {"optimizer": "adam", "lr": 1e-2, "min_lr": 1e-3, "weight_decay": 0.1, "clip_grad": 1.0}
 
 
@@ -71,7 +91,7 @@ def forward_step(data_iterator: Iterator[Any], model: Any, convention: str = "to
     """Megatron's forward step; ``convention`` is 'tokens' (3-tuple) or 'mean' (the older 2-tuple)."""
     batch = next(data_iterator)
     positions = torch.arange(SEQ).expand_as(batch["tokens"])
-    output = model(batch["tokens"], positions, None, labels=batch["labels"])
+    output = model(batch["tokens"], positions, None, labels=batch["labels"], loss_mask=batch["loss_mask"])
     return output, partial(mean_loss if convention == "mean" else token_loss, batch["loss_mask"])
 
 

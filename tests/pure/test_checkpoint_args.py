@@ -260,7 +260,6 @@ def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
         ({"rotary_base": 1.5}, "have rotary_base 1.5, which --rotary-base does not take"),
         ({"hidden_dropout": float("nan")}, "have hidden_dropout nan, which --hidden-dropout does not take"),
         ({"normalization": Path("x")}, "have normalization .not a plain value., which --normalization does not take"),
-        ({"mtp_num_layers": 1}, "is of a model with mtp_num_layers 1: multi-token prediction needs the tokens"),
         ({"is_hybrid_model": True}, "is of a model with is_hybrid_model True: state-space and hybrid models"),
         ({"position_embedding_type": "mrope"}, r"mrope is not supported: .*\(--use-checkpoint-args took --position"),
     ],

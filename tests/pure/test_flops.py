@@ -29,6 +29,16 @@ def test_experts_count_as_many_as_a_token_visits() -> None:
     assert two - dense == tokens * 2 * 64 * 256 * 2
 
 
+def test_multi_token_prediction_is_a_layer_a_projection_and_an_output() -> None:
+    rope = "--position-embedding-type rope --num-layers 4"
+    more = flops(f"{rope} --mtp-num-layers 2") - flops(rope)
+    layer = flops(f"{rope[:-1]}5") - flops(rope)
+    assert more == 2 * (layer + 6 * 64 * 64 * (3 + 2 * 64 + 1024))
+    experts = "--disable-bias-linear --num-experts 8 --moe-router-topk 2 --moe-layer-freq "
+    last, first = (flops(f"{rope} --mtp-num-layers 1 {experts}{kinds}") for kinds in ("[0,0,0,1]", "[1,0,0,0]"))
+    assert last - first == 6 * 64 * 2 * 64 * 256
+
+
 def test_gated_activations_and_query_groups() -> None:
     tokens = 6 * 64
     assert flops("--swiglu --ffn-hidden-size 256") - flops("") == tokens * 4 * 64 * 256

@@ -19,6 +19,7 @@ PLAIN = {
     "swiglu": True,
     "quick_geglu": False,
     "num_experts": None,
+    "mtp_num_layers": None,
     "moe_shared_expert_intermediate_size": None,
     "untie_embeddings_and_output_weights": True,
     "position_embedding_type": "rope",

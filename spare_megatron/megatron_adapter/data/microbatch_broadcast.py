@@ -1,7 +1,8 @@
 """Gives a microbatch to the ranks of a pipeline stage: tensor-parallel rank 0 reads it and broadcasts it to the others.
 
 The first stage needs tokens and positions, the last labels and the loss mask, both the attention mask; a pipeline of
-one stage needs all. The names and the order of the values are Megatron's.
+one stage, and a last stage that predicts more tokens than the next, need all. The names and the order of the values are
+Megatron's.
 
 May assume: model parallel state is initialised; every tensor-parallel rank of the stage calls with the same sizes.
 """
@@ -26,9 +27,10 @@ FIRST_STAGE = ("tokens", "attention_mask", "position_ids")
 LAST_STAGE = ("labels", "loss_mask", "attention_mask")
 
 
-def needed_keys() -> tuple[str, ...]:
-    """The values of a microbatch that this rank's pipeline stage needs."""
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
+def needed_keys(predicts: bool) -> tuple[str, ...]:
+    """The values of a microbatch that this rank's pipeline stage needs; ``predicts``: it has layers of multi-token
+    prediction."""
+    if predicts or parallel_state.get_pipeline_model_parallel_world_size() == 1:
         return KEYS
     if parallel_state.is_pipeline_first_stage():
         return FIRST_STAGE
@@ -39,6 +41,11 @@ def is_first_or_last_stage(vp_stage: int | None = None) -> bool:
     """Whether this rank, or the model chunk ``vp_stage`` of it, reads samples."""
     virtual = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
     return bool(parallel_state.is_pipeline_first_stage(**virtual) or parallel_state.is_pipeline_last_stage(**virtual))
+
+
+def is_last_stage() -> bool:
+    """Whether this rank has the last pipeline stage."""
+    return bool(parallel_state.is_pipeline_last_stage())
 
 
 def tensor_rank() -> int:
@@ -68,11 +75,15 @@ def empty_value(key: str, micro_batch_size: int, seq_length: int) -> torch.Tenso
 
 
 def batch_on_this_tensor_rank(
-    data: Iterator[Mapping[str, Any]] | None, micro_batch_size: int, seq_length: int, with_attention_mask: bool
+    data: Iterator[Mapping[str, Any]] | None,
+    micro_batch_size: int,
+    seq_length: int,
+    with_attention_mask: bool,
+    predicts: bool = False,
 ) -> dict[str, torch.Tensor | None]:
     """The next microbatch; values that this stage does not need are None. Collective in the tensor-parallel group."""
     batch: dict[str, torch.Tensor | None] = dict.fromkeys(KEYS)
-    keys = [key for key in needed_keys() if with_attention_mask or key != "attention_mask"]
+    keys = [key for key in needed_keys(predicts) if with_attention_mask or key != "attention_mask"]
     reads = tensor_rank() == 0
     sample: Mapping[str, Any] = {}
     if reads:

@@ -87,13 +87,14 @@ def _sum_and_count(key: str, numbers: list[float]) -> tuple[float, float]:
 
 
 def averages(scalars: Mapping[str, float]) -> dict[str, float]:
-    """The reported values, sum / count for each key, in sorted order; 0 where nothing was counted."""
+    """The reported values, sum / count for each key, in sorted order; without those of which nothing was counted."""
     result = {}
     for name in sorted(scalars):
         if name.endswith(_SUM):
             key = name[: -len(_SUM)]
             count = scalars[key + _COUNT]
-            result[key] = scalars[name] / count if count else 0.0
+            if count:
+                result[key] = scalars[name] / count
     return result
 
 

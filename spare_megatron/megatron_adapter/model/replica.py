@@ -134,18 +134,19 @@ def default_model_provider(settings: MegatronSettings, config: TransformerConfig
     """The model provider of Megatron's pretrain_gpt.py: a GPTModel with local or transformer-engine layers."""
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+        from megatron.core.models.gpt import gpt_layer_specs as specs
 
         engine = not uses_local_layers(settings)
+        norms: dict[str, Any] = {"normalization": config.normalization, "qk_l2_norm": config.qk_l2_norm}
         if config.experimental_attention_variant is not None:
             from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
 
             block = variants.get_transformer_block_with_experimental_attention_variant_spec(config, vp_stage=vp_stage)
+            last = block
         else:
-            block = get_gpt_decoder_block_spec(
-                config, engine, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
-            )
-        mtp = get_gpt_mtp_block_spec(config, block, engine, vp_stage) if config.mtp_num_layers else None
+            block = specs.get_gpt_decoder_block_spec(config, engine, vp_stage=vp_stage, **norms)
+            last = specs.get_gpt_decoder_layer_specs(config, engine, **norms)[-1]  # the stage may have no decoder layer
+        mtp = specs.get_gpt_mtp_block_spec(config, last, engine, vp_stage) if config.mtp_num_layers else None
         return GPTModel(
             config=config,
             transformer_layer_spec=block,

@@ -30,7 +30,7 @@ from torch.autograd import Variable
 from spare_megatron.config.engine_hooks import PieceHook
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.tickets import Ticket, Tickets
-from spare_megatron.megatron_adapter.core_differences import auto_scalers
+from spare_megatron.megatron_adapter.core_differences import auto_scalers, taken_prediction_losses
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.program_runner import ProgramRunner, program_of
@@ -207,6 +207,7 @@ class PieceRun:
             self._tell("audit" if which.is_audit else "forward", which.n)
         self._set_states(which.microbatch, chunk)
         counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
+        taken_prediction_losses()  # of a microbatch whose loss was never asked for
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
         _restore(counts)
         if not self.forward_only:
@@ -236,13 +237,21 @@ class PieceRun:
 
         def loss(output: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             outputs = loss_function(output, *args, **kwargs)
+            more = self._prediction_losses()
             if which.is_pad:
                 return (outputs[0] * 0.0, *outputs[1:])
             if not which.is_audit:
-                self.sums.add(outputs)
+                self.sums.add((*outputs[:-1], {**outputs[-1], **more}))
             return outputs
 
         return loss
+
+    def _prediction_losses(self) -> dict[str, Any]:
+        """What the layers of multi-token prediction add to a microbatch's report, by Megatron's names. megatron-core
+        notes no such loss where it evaluates: then there is nothing to count."""
+        layers = self.replica.config.mtp_num_layers or 0
+        values = taken_prediction_losses() or [torch.zeros(2)] * layers
+        return {f"mtp_{n} loss": value for n, value in enumerate(values, 1)}
 
     # ---------------------------------------------------------------------------------------- backward side
 

@@ -1,0 +1,98 @@
+"""Models with multi-token prediction, and DeepSeek's kind of model, in real jobs: two groups are killed and come back,
+and the weights of every step and the losses that are logged are those of the run without failures, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.checkpoint.folder import last_good
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from tests.megatron import toy
+from tests.megatron.test_engine import Group, alone, one_group
+from tests.process.harness import Job, launch
+from tests.process.returning import check_same, leave_whole, voted
+from tests.spawn import run_ranks
+
+FLAGS = (
+    *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+    *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
+    *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
+    *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
+    *("--eval-interval", "5", "--eval-iters", "1", "--num-workers", "0", "--global-batch-size", "12"),
+    *("--position-embedding-type", "rope", "--mtp-num-layers", "1", "--spare-piece-microbatches", "1"),
+)
+PP2 = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")
+DEEPSEEK = (
+    *("--multi-latent-attention", "--q-lora-rank", "32", "--kv-lora-rank", "16", "--qk-head-dim", "16"),
+    *("--qk-pos-emb-head-dim", "8", "--v-head-dim", "16", "--qk-layernorm", "--normalization", "RMSNorm", "--swiglu"),
+    *("--disable-bias-linear", "--num-experts", "4", "--moe-router-topk", "2", "--moe-layer-freq", "([0]+[1]*1)"),
+    *("--moe-ffn-hidden-size", "64", "--moe-shared-expert-intermediate-size", "64", "--moe-token-dispatcher-type"),
+    *("alltoall", "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias", "--rope-type", "rope"),
+    *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "1e-4"),
+)
+MODELS: dict[str, tuple[str, ...]] = {
+    "MTP": (),
+    "MTP, PP2, layout": (*PP2, "--pipeline-model-parallel-layout", "Ett|mL"),
+    "DeepSeek, PP2": (*PP2, *DEEPSEEK),
+}
+SHOWN = ("loss", "mtp_1 loss", "grad_norm", "validation")
+
+
+def train(run_dir: Path, model: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
+    words = (*FLAGS, *MODELS[model], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
+    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", MODELS)
+def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> None:
+    flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
+    inject = (
+        "sigkill:group=1,step=2,at=backward,n=1",
+        "sigkill:group=2,step=3,at=reduce",
+        "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
+    )
+    job = train(tmp_path / "run", model, 3, *flags, inject=inject)
+    found = leave_whole(job, 3, (2, 1))
+    calm = train(tmp_path / "calm", model, 1, "--exit-interval", str(max(found)))
+    calm.finish(timeout_s=400.0)
+    check_same(found, voted(calm))
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    assert one == other, "weights or optimizer differ"
+    for line, expected in zip(job.metrics, calm.metrics, strict=False):
+        assert [line.get(name) for name in SHOWN] == [expected.get(name) for name in SHOWN], f"step {line['step']}"
+    assert job.metrics[-1]["mtp_1 loss"] < job.metrics[0]["mtp_1 loss"]
+    [lines] = {tuple(line["validation"]) for line in job.metrics if "validation" in line}
+    assert lines == ("lm loss",), "megatron-core notes no loss of more tokens where it evaluates"
+    assert " mtp_1 loss: " in (job.run_dir / "launch.out").read_text()
+
+
+ORDERS = ([list(range(8))], [[7, 2], [5, 0, 1, 6, 3, 4]])
+KINDS: dict[str, dict[str, Any]] = {
+    "MTP of two layers": one_group(positions="rope", reduce="exact", transformer={"mtp_num_layers": 2}),
+    "DeepSeek": one_group(positions="rope", reduce="exact", tied=False, transformer=toy.DEEPSEEK),
+}
+
+
+def digests(rank: int, store: Any, _: Any) -> dict[str, list[str]]:
+    """The weights after two steps of one rank that computes its pieces in two orders."""
+    from torch.distributed import PrefixStore
+
+    result: dict[str, list[str]] = {}
+    for name, one in KINDS.items():
+        for index, segments in enumerate(ORDERS):
+            with Group(one, rank, PrefixStore(f"{name}{index}", store)) as engine:
+                for step in (1, 2):
+                    alone(engine, step, segments)
+                result.setdefault(name, []).append(engine.weights_digest())
+    return result
+
+
+@pytest.mark.timeout(300)
+def test_gradients_of_a_piece_have_the_same_bits_in_any_order() -> None:
+    [found] = run_ranks("tests.megatron.test_kinds_of_models:digests", [None])
+    for name, (one, other) in found.items():
+        assert one == other, name

@@ -19,6 +19,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:cpp|cu|h|json|md|png|proto|py|sbatch|sh|toml|txt))")
 MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
 OF_A_JOB = {
+    *("gpu_check.json", "gpu_check.txt"),
     *(
         "accepted.json",
         "clock.json",

@@ -180,10 +180,12 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
     "goals": (
         ("docs/exact_reduction.md", "Goals are 0.9 of a copy"),
         ("docs/simulator.md", "The goal of 2 s"),
+        ("docs/gpu_day.md", "# The first day on GPUs"),
     ),
     "arithmetic: who reads can compute it again": (
         ("docs/choosing_redundancy.md", "floor(log2 N + 0.833)"),
         ("docs/exact_reduction.md", "## A roofline for GPUs"),
+        ("docs/gpu_costs.md", "# What sums cost on GPUs"),
         ("docs/theory.md", "floor(log2 N + 0.833)"),
         ("docs/exact_reduction.md", "y + 1.5 * 2^52"),
         ("docs/exact_reduction.md", "*-0.0* counts as 0: a sum of zeros is +0.0"),
@@ -240,7 +242,7 @@ FIGURE = re.compile(rf"(?<![\w.,/:#-])[+-]?(?:\d[\d,]*\.\d+(?:e-?\d+)?|\d[\d,]*(
 """A number with a decimal point, or one before a unit."""
 NO_TEXT = re.compile(
     r"```.*?```|`[^`\n]*`|\]\([^)\s]*\)|arXiv [\d.]+|\b\d+\.\d+\.\d+\b|^ {4}[^\n]*$"
-    r"|\b(?:Python|Slurm|megatron-core)\s\d+\.\d+(?:(?:,|\s(?:or|to))\s\d+\.\d+)*",
+    r"|\b(?:Python|Slurm|megatron-core|torch|NCCL)\s\d+\.\d+(?:(?:,|\s(?:or|to))\s\d+\.\d+)*",
     re.DOTALL | re.MULTILINE,
 )
 """Code, link targets, numbers of papers and of versions, and formulas that stand by themselves."""

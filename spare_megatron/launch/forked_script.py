@@ -26,7 +26,7 @@ from spare_megatron.control.process_image import show_as
 from spare_megatron.control.stop_signals import STOP_SIGNALS
 
 
-class Script:
+class ForkedScript:
     """What a forked process is to run."""
 
     def __init__(self, request: dict[str, Any], fds: list[int], nohup: bool) -> None:

@@ -42,7 +42,7 @@ import spare_megatron
 from spare_megatron import failpoints
 from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.launch import preload_wire as wire
-from spare_megatron.launch.forked_script import Script
+from spare_megatron.launch.forked_script import ForkedScript
 
 PACKAGE = Path(spare_megatron.__file__).resolve().parent
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -118,7 +118,7 @@ class Parent:
         self._children: set[int] = set()
         self._nohup = False
 
-    def serve(self, hello: dict[str, Any]) -> Script | None:
+    def serve(self, hello: dict[str, Any]) -> ForkedScript | None:
         """Answer until the launcher is gone: None. In each forked process it returns the script to run."""
         try:
             self._prepare(hello)
@@ -151,11 +151,11 @@ class Parent:
         if fault:
             raise UnfitError(f"the process {fault}")
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> Script | None:
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> ForkedScript | None:
         pid = os.fork()
         if pid == 0:
             self._sock.close()
-            return Script(request, fds, self._nohup)
+            return ForkedScript(request, fds, self._nohup)
         with contextlib.suppress(OSError):  # the child does it too: whoever is first
             os.setpgid(pid, pid)
         for fd in fds:
@@ -194,7 +194,7 @@ class Listener:
         self._stamp = wire.code_stamp(PACKAGE)
         self._pid = os.getpid()
 
-    def serve(self) -> Script | None:
+    def serve(self) -> ForkedScript | None:
         """Listen until standard input ends: None. In each forked process, as :meth:`Parent.serve`."""
         import_all(self._modules)
         with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
@@ -225,7 +225,7 @@ class Listener:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
-    def _serve_one(self, sock: socket.socket) -> Script | None:
+    def _serve_one(self, sock: socket.socket) -> ForkedScript | None:
         os.setpgid(0, 0)
         if wire.peer_user(sock) != os.getuid():
             return None
@@ -259,7 +259,7 @@ class Listener:
         return f"it has other {' and '.join(others)}" if others else ""
 
 
-def main(words: Sequence[str] | None = None) -> Script | None:
+def main(words: Sequence[str] | None = None) -> ForkedScript | None:
     """The process; returns the script to run in each process that it forks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     how = parser.add_mutually_exclusive_group(required=True)

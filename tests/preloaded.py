@@ -8,6 +8,7 @@ should.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -16,8 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TextIO
 
+from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB
@@ -75,7 +79,50 @@ def _link() -> ParentLink:
     return link
 
 
-def fork(command: list[str], environ: dict[str, str], log: Path, directory: Path = ROOT) -> ForkedProcess:
+def can_fork(environ: Mapping[str, str]) -> bool:
+    """Whether a forked process with this environment would import as a new one."""
+    return wire.import_environment(environ) == wire.import_environment(environment()) and "LD_PRELOAD" not in environ
+
+
+def fork(command: Sequence[str], environ: Mapping[str, str], log: Path, directory: Path = ROOT) -> ForkedProcess:
     """Start ``command``, a script or ``-m`` and a module behind the interpreter, with its output in ``log``."""
     with open(os.devnull, "rb") as nothing, log.open("wb") as out:
         return _link().start(command, environ, (nothing.fileno(), out.fileno(), out.fileno()), str(directory))
+
+
+class PipedProcess:
+    """A forked process, and pipes of text to and from it."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        ends = [os.pipe() for _ in range(3)]
+        (asked, said, failed), mine = [ends[0][0], ends[1][1], ends[2][1]], [ends[0][1], ends[1][0], ends[2][0]]
+        self.process = _link().start(command, environ, (asked, said, failed), str(ROOT))
+        for fd in (asked, said, failed):
+            os.close(fd)
+        self.pid = self.process.pid
+        self.stdin: TextIO = os.fdopen(mine[0], "w")
+        self.stdout: TextIO = os.fdopen(mine[1])
+        self.stderr: TextIO = os.fdopen(mine[2])
+
+    def poll(self) -> int | None:
+        """As that of Popen."""
+        return self.process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """As that of Popen."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """As that of Popen."""
+        self.process.kill()
+
+    def send_signal(self, number: int) -> None:
+        """As that of Popen."""
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        """Wait for its end, and close the pipes."""
+        self.wait()
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

@@ -55,10 +55,19 @@ class ForkedProcess:
         assert status is not None
         return status
 
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it has not ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
-        """Kill it, if it has not been reaped."""
-        if self.returncode is None:
-            signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
 
 
 class ParentLink:

@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from spare_megatron.coordinator import journal
+from spare_megatron.launch.preload_client import ForkedProcess
 from tests import preloaded
 from tests.spawn import needs_all_cores
 
@@ -35,7 +36,7 @@ class Job:
     """One spare-launch in flight."""
 
     run_dir: Path
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     seen: set[int] = field(default_factory=set)
     """Pids of every process that the job was seen to have."""
     ranks_seen: set[int] = field(default_factory=set)
@@ -179,8 +180,12 @@ def launch(
     environment = {**preloaded.environment(), **(environ or {})}
     if not under and "LD_PRELOAD" not in environment:
         environment = {preloaded.LISTENING: preloaded.socket_path(), **environment}
-    with (run_dir / "launch.out").open("w") as output:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
+    process: subprocess.Popen[str] | ForkedProcess
+    if not under and preloaded.can_fork(environment):
+        process = preloaded.fork(command, environment, run_dir / "launch.out")
+    else:
+        with (run_dir / "launch.out").open("w") as output:
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
     STARTED.append(Job(run_dir, process))
     return STARTED[-1]
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from tests import preloaded
 from tests.spawn import ROOT, environment
 
 PATIENCE_S = 60.0
@@ -32,15 +33,20 @@ class RankProcess:
     def __init__(self, spec: dict[str, Any], inside: list[str]) -> None:
         """``inside``: what comes before the command, to run it elsewhere."""
         self.group = spec["group"]
-        self.process = subprocess.Popen(
-            [*inside, sys.executable, "-m", "tests.process.replica_rank", json.dumps(spec)],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-m", "tests.process.replica_rank", json.dumps(spec)]
+        self.process: preloaded.PipedProcess | subprocess.Popen[str]
+        if not inside:
+            self.process = preloaded.PipedProcess(command, environment())
+        else:
+            self.process = subprocess.Popen(
+                [*inside, *command],
+                cwd=ROOT,
+                env=environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         self.lines: queue.Queue[Line] = queue.Queue()
         self.log: list[str] = []
         self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_lines, self._read_log)]

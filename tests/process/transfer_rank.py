@@ -4,7 +4,6 @@ for each command and each answer."""
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +17,8 @@ import torch
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.transfer.socket_transport import SocketTransport
 from spare_megatron.transfer.transport import Parcel, Source
-from tests.spawn import ROOT, environment
+from tests import preloaded
+from tests.spawn import environment
 
 OFFER = 7
 LEARNER = Member(3, 1)
@@ -115,8 +115,7 @@ class TransferProcess:
 
     def __init__(self, group: int, timeout_s: float = PATIENCE_S, rate_bytes_s: float = 0) -> None:
         command = [sys.executable, "-m", "tests.process.transfer_rank", str(group), str(timeout_s), str(rate_bytes_s)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
+        self.process = preloaded.PipedProcess(command, environment())
         self.member = Member(group)
         self._address = ""
 
@@ -125,7 +124,7 @@ class TransferProcess:
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.close()
 
     @property
     def source(self) -> Source:

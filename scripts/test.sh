@@ -21,11 +21,8 @@ if [ "${1:-}" = "--full" ]; then
 elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@"
 else
-  # Tests of one process, and such as wait for Slurm, share the cores (nproc would say OMP_NUM_THREADS); those that start
-  # jobs need all of them.
-  together=(-n "$(env -u OMP_NUM_THREADS nproc)" --dist worksteal)
-  mapfile -t beside < <(grep -l pytest.mark.beside_others -r tests --include 'test_*.py' | sort)
-  python -m pytest -m "not full" "${together[@]}" tests/pure tests/explore tests/kernels
-  python -m pytest -m "not full and beside_others" "${together[@]}" "${beside[@]}"
-  python -m pytest -m "not full and not beside_others" tests --ignore tests/pure --ignore tests/explore --ignore tests/kernels
+  # One worker more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time.
+  workers=$(($(env -u OMP_NUM_THREADS nproc) + 1))
+  python -m pytest -m "not full and not alone" -n "$workers" --dist worksteal tests
+  python -m pytest -m "not full and alone" tests
 fi

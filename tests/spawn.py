@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import re
 import sys
 import tempfile
@@ -33,19 +32,11 @@ def environment() -> dict[str, str]:
     return {**preloaded.environment(), "TORCHDYNAMO_DISABLE": "1"}
 
 
-def needs_all_cores(what: str) -> None:
-    """AssertionError in a test that shares the cores with others (it is marked, or its folder one of those that
-    scripts/test.sh runs so): there a job is so slow that its failures are noticed late."""
-    assert "PYTEST_XDIST_WORKER" not in os.environ, f"{what} runs beside other tests: take away beside_others"
-
-
 @contextlib.contextmanager
 def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[list[ForkedProcess]]:
     """Processes that run ``target``, one for each entry of ``arguments``; killed by pid when the block is left."""
     from torch.distributed import TCPStore
 
-    if len(arguments) > 1:
-        needs_all_cores(target)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes: list[ForkedProcess] = []
     try:

@@ -11,7 +11,6 @@ from tests.fuzz import FUZZERS, run
 SEED = 44
 
 
-@pytest.mark.beside_others
 @pytest.mark.parametrize("name", FUZZERS)
 def test_some_seconds(name: str) -> None:
     print(f"seed {SEED}")

@@ -12,7 +12,7 @@ import pytest
 from tests.spawn import ROOT, environment
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.timeout(400)]
 
 NAMES = ("safetensors_bytes", "hf_configs")
 

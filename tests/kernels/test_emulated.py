@@ -25,7 +25,6 @@ from tests.kernels.emulation import Emulated, FaultError, Mutant
 from tests.kernels.test_against_reference import FLOATS, block_exponents, gradients, only_in_the_sum, same
 
 pytestmark = [
-    pytest.mark.beside_others,
     pytest.mark.skipif(not emulation.available(), reason=f"there is no {emulation.COMPILER}"),
 ]
 

@@ -15,8 +15,6 @@ from spare_megatron.trainer.tokenizer import END_FLAGS, build_tokenizer
 from tests.megatron.test_word_memory import train_sentencepiece
 from tests.pure.flags_of_a_job import job_of
 
-pytestmark = pytest.mark.beside_others
-
 
 def sentencepiece_flags(model: Path) -> list[str]:
     return ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(model)]

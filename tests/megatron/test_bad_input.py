@@ -11,8 +11,6 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from tests.process.harness import launch
 
-pytestmark = pytest.mark.beside_others
-
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
     *("--max-position-embeddings", "16", "--micro-batch-size", "1", "--global-batch-size", "4", "--lr", "1e-3"),
@@ -71,7 +69,7 @@ def test_one_sentence_and_exit_code_2(
     tmp_path: Path, case: Callable[[Path], tuple[tuple[str, ...], str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags, named = case(tmp_path)
-    job = launch(tmp_path / "run", *FLAGS, *flags, groups=2, group_size=None, script="pretrain_gpt.py", beside=True)
+    job = launch(tmp_path / "run", *FLAGS, *flags, groups=2, group_size=None, script="pretrain_gpt.py")
     job.finish(code=ExitCode.BAD_INPUT, timeout_s=110)
     text = (job.run_dir / "launch.out").read_text()
     with capsys.disabled():

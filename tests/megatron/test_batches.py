@@ -10,8 +10,6 @@ import pytest
 from spare_megatron.config.batches import BatchPlan, schedule_points
 from spare_megatron.config.errors import ConfigError
 
-pytestmark = pytest.mark.beside_others
-
 
 def calculator_class(name: str) -> Any:
     """A calculator of megatron-core. 0.16 and 0.17 have ramps, 0.18 and later have schedules."""

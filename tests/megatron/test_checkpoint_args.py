@@ -13,7 +13,7 @@ from tests.spawn import run_ranks
 from tests.tickets import run_of
 
 pytest.importorskip("transformers")
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 VOCAB = 1024
 TOLERANCE = 1e-5

@@ -14,7 +14,7 @@ from tests.megatron.hugging_face_models import MODELS, SEED, VOCAB, make, run
 
 transformers = pytest.importorskip("transformers")
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from tests.megatron.hugging_face_models import MODELS, make, run
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 FILE = "model.safetensors"
 Capture = pytest.CaptureFixture[str]

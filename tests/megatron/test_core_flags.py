@@ -11,8 +11,6 @@ from spare_megatron.flags import check, core_versions, specs, supported
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
 from tests.pure.flags_of_a_job import job_of
 
-pytestmark = pytest.mark.beside_others
-
 
 def test_the_table_is_that_of_the_installed_megatron_core() -> None:
     from spare_megatron.megatron_adapter import flag_sources

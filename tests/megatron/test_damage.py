@@ -29,7 +29,7 @@ from spare_megatron.cli import checkpoint as command
 from spare_megatron.config.errors import ConfigError
 from tests.process.harness import launch
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
 
 SEED, SMALL_BYTES, PLACES = 5, 4096, 12
 FLAGS = (

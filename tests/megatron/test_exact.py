@@ -44,9 +44,7 @@ EXPERTS_SPLIT = (
 SPLIT = "--use-distributed-optimizer"
 
 
-def train(
-    run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code: int = 0, beside: bool = False
-) -> tuple[Job, str]:
+def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code: int = 0) -> tuple[Job, str]:
     """One job to its end: the job, and the digest of what it saved ('' when it had to stop)."""
     words = (
         *FLAGS,
@@ -57,7 +55,7 @@ def train(
         "--spare-redundancy",
         str(groups),
     )
-    shape: dict[str, Any] = {"groups": groups, "group_size": None, "beside": beside}
+    shape: dict[str, Any] = {"groups": groups, "group_size": None}
     job = launch(run_dir, *words, **shape, script="pretrain_gpt.py", inject=inject)
     job.finish(code, timeout_s=500)
     return job, "" if code else digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
@@ -96,18 +94,16 @@ def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: 
     assert place in said(job)
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp_path: Path) -> None:
     inject = "bitflip:group=0,position=0,step=3,at=weights"
-    job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "1"), inject, code=1, beside=True)
+    job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "1"), inject, code=1)
     assert "the weights after step 3 differ between groups and no majority agrees" in said(job)
     assert "the last good checkpoint is step 2" in said(job)
     kept = sorted(path.name for path in (tmp_path / "save").glob("iter_*"))
     assert kept == ["iter_0000001", "iter_0000002"], "group 0 saves: its step 3 has the damaged weights"
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("groups", "flags"),
@@ -120,8 +116,8 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
     ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute", "D2 fp16 split optimizer", "MoE EP2 split optimizer"],
 )
 def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
-    _, calm = train(tmp_path / "calm", 1, flags, beside=True)
-    _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward", beside=True)
+    _, calm = train(tmp_path / "calm", 1, flags)
+    _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")
     assert killed == calm
 
 
@@ -136,14 +132,13 @@ def test_groups_that_share_a_gpu_too(tmp_path: Path, reduce: str) -> None:
     assert killed == calm
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_32_bits_leave_no_trace_either(tmp_path: Path) -> None:
     flags = (*DENSE, "--spare-reduce", "exact32")
     inject = ("sigkill:group=2,step=3,at=reduce", "bitflip:group=0,position=1,step=4,at=reduce")
-    job, killed = train(tmp_path / "killed", 3, flags, *inject, beside=True)
+    job, killed = train(tmp_path / "killed", 3, flags, *inject)
     assert "group 0 failed step 4 in epoch 2: rank 1: the reduced result of" in said(job)
-    assert killed == train(tmp_path / "calm", 1, flags, beside=True)[1]
+    assert killed == train(tmp_path / "calm", 1, flags)[1]
 
 
 @pytest.mark.full

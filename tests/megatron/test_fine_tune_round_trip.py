@@ -19,7 +19,7 @@ from tests.process.harness import launch
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 
 WORDS, ROWS, STEPS, LENGTH = 300, 320, 20, 64
 """Ids of the tokenizer; rows of the model, which has more of them; steps; the model's length."""
@@ -81,9 +81,7 @@ def core_logits(converted: Path, checkpoint: Path, tokens: torch.Tensor, rows: i
 def train(top: Path, *words: str) -> None:
     """20 steps of a job that begins with the converted model."""
     paths = ("--load", str(top / "core"), "--save", str(top / "trained"))
-    job = launch(
-        top / "run", *FLAGS.split(), *paths, *words, groups=1, group_size=None, script="pretrain_gpt.py", beside=True
-    )
+    job = launch(top / "run", *FLAGS.split(), *paths, *words, groups=1, group_size=None, script="pretrain_gpt.py")
     assert [line["step"] for line in job.finish(timeout_s=240)] == list(range(1, STEPS + 1))
 
 

@@ -42,7 +42,6 @@ def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list
     return job.finish(timeout_s=240), digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_a_scheduled_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
     calm, expected = train(tmp_path / "calm")

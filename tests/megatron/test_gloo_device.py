@@ -55,7 +55,6 @@ def worker(_rank: int, store: Any, interface: str) -> dict[str, Any]:
     return counts
 
 
-@pytest.mark.beside_others
 @pytest.mark.parametrize("interface", ["", "lo"])
 def test_one_device_for_all_groups(interface: str) -> None:
     (counts,) = run_ranks("tests.megatron.test_gloo_device:worker", [interface])

@@ -27,7 +27,7 @@ from tests.megatron.hugging_face_models import make
 from tests.megatron.test_damage import FLAGS, replica
 from tests.process.harness import launch
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]
 
 STEP = 2
 

@@ -55,7 +55,6 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return request.param, lines
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
     layout, expected = calm

@@ -135,20 +135,18 @@ EXPERTS = (
 """2 groups of D2: a shard has 3 microbatches and then 6, so in the first steps its second piece is a short one."""
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(300)
 def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> None:
     batch = ("--global-batch-size", "4")
-    train(tmp_path / "two", 1, (*batch, "--spare-piece-microbatches", "2"), beside=True)
+    train(tmp_path / "two", 1, (*batch, "--spare-piece-microbatches", "2"))
     words = (*FLAGS, *batch, "--spare-piece-microbatches", "4", "--train-iters", str(STEPS + 1))
     words = (*words, "--load", str(tmp_path / "two" / "save"), "--override-opt_param-scheduler")
-    job = launch(tmp_path / "four", *words, groups=1, group_size=None, script="pretrain_gpt.py", beside=True)
+    job = launch(tmp_path / "four", *words, groups=1, group_size=None, script="pretrain_gpt.py")
     assert [line["step"] for line in job.finish(timeout_s=200)] == [STEPS + 1]
     output = "".join(path.read_text() for path in (tmp_path / "four" / "logs").rglob("*") if path.is_file())
     assert "of a run with --spare-piece-microbatches 2 and this run has 4" in output
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",
@@ -157,7 +155,7 @@ def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> Non
 )
 def test_a_masked_failure_leaves_no_trace(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert "0.1" in FLAGS, "with dropout"
-    _, calm = train(tmp_path / "calm", 2, flags, beside=True)
-    job, killed = train(tmp_path / "killed", 2, flags, "sigkill:group=1,step=3,at=backward,n=0", beside=True)
+    _, calm = train(tmp_path / "calm", 2, flags)
+    job, killed = train(tmp_path / "killed", 2, flags, "sigkill:group=1,step=3,at=backward,n=0")
     assert "patched by 1 group" in said(job)
     assert killed == calm

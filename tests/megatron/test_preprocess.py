@@ -15,8 +15,6 @@ from spare_megatron.data.preprocess import command
 from spare_megatron.megatron_adapter.data import tokenizers
 from tests.megatron.golden_preprocess import numbers_before
 
-pytestmark = pytest.mark.beside_others
-
 NULL = numbers_before(100)
 DOCUMENTS = ["1 2 3", "4", "99 98 97 96"]
 

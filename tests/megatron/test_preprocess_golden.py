@@ -21,8 +21,6 @@ from spare_megatron.data.preprocess import command, merge
 from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, numbers_before, sha256, sums
 from tests.process.harness import alive
 
-pytestmark = pytest.mark.beside_others
-
 FLAGS = {**tokenizer_flags(FOLDER, VOCABULARY), "null": [*numbers_before(100_000), "--json-keys", "numbers"]}
 
 

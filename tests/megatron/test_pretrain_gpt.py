@@ -13,8 +13,6 @@ from tests.pure.flags_of_a_job import job_of
 from tests.spawn import run_ranks
 from tests.tickets import run_of
 
-pytestmark = pytest.mark.beside_others
-
 CASES = {
     "plain": "",
     "llama": "--swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "

@@ -10,8 +10,6 @@ import pytest
 from tests.process.harness import launch
 from tests.pure.test_resume_matrix import rate, sizes
 
-pytestmark = pytest.mark.beside_others
-
 STEPS, RAMP, FULL = 8, (4, 4, 16), 12
 WORDS = (
     *("--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "100", "--num-layers", "2"),
@@ -30,7 +28,6 @@ def test_rate_and_batch_follow_the_formulas_over_a_restart(tmp_path: Path) -> No
         groups=2,
         group_size=None,
         script="pretrain_gpt.py",
-        beside=True,
     )
     lines = first.finish(timeout_s=120)
     second = launch(
@@ -39,7 +36,6 @@ def test_rate_and_batch_follow_the_formulas_over_a_restart(tmp_path: Path) -> No
         groups=1,
         group_size=None,
         script="pretrain_gpt.py",
-        beside=True,
     )
     lines += second.finish(timeout_s=120)
     taken = sizes(FULL, RAMP, 0, STEPS)

@@ -16,7 +16,7 @@ from spare_megatron.cli import convert
 from tests.fuzz.hf_configs import FAMILIES, SUPPORTED
 from tests.megatron.hugging_face_models import make, run
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
 def back(

@@ -16,8 +16,6 @@ from spare_megatron.megatron_adapter.model.settings import MegatronSettings, che
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, check_core_version
 from tests.spawn import ROOT, environment
 
-pytestmark = pytest.mark.beside_others
-
 SETTINGS = MegatronSettings(
     transformer={"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4},
     optimizer={"optimizer": "adam", "lr": 1e-3},

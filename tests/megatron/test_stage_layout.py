@@ -10,7 +10,6 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.stage_layout import stages_of
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
-pytestmark = pytest.mark.beside_others
 LETTER = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 PARTS = st.lists(
     st.one_of(

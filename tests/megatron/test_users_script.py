@@ -82,7 +82,6 @@ def train(folder: Path, *inject: str, flags_first: bool = False) -> tuple[Job, l
     return job, job.finish(timeout_s=240)
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(600)
 def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
     _, calm = train(tmp_path / "calm")

@@ -18,8 +18,6 @@ from spare_megatron.megatron_adapter.data import tokenizers
 from spare_megatron.megatron_adapter.data.batch_tokenizers import PROBES, EncodeMany, encode_many
 from spare_megatron.megatron_adapter.data.word_memory import PUBLISHED_SPLITS, WordMemory, of_hugging_face
 
-pytestmark = pytest.mark.beside_others
-
 TEXTS = 3000
 WHITE = [*[" ", "\n"] * 3, "  ", "\n\n", "\r\n", "\r", "\t", "\u00a0", "\u2003", "\u3000", "\x85", "\x1c"]
 VISIBLE = (

@@ -23,7 +23,6 @@ import psutil
 from spare_megatron.coordinator import journal
 from spare_megatron.launch.preload_client import ForkedProcess
 from tests import preloaded
-from tests.spawn import needs_all_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
@@ -152,14 +151,10 @@ def launch(
     script: str = TOY,
     options: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    beside: bool = False,
     under: Sequence[str] = (),
 ) -> Job:
     """Start ``spare-launch``, behind the words ``under``, with its output in RUN_DIR/launch.out. Lost groups stay lost,
-    unless ``words`` say otherwise. ``beside``: no time of its test is short, and no moment in it is the test's own, so
-    that others may run beside it."""
-    if not beside:
-        needs_all_cores("a job")
+    unless ``words`` say otherwise."""
     run_dir.mkdir(parents=True, exist_ok=True)
     command = [
         *under,

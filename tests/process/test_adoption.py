@@ -15,8 +15,6 @@ from spare_megatron.failpoints import VARIABLE
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole, records
 
-pytestmark = pytest.mark.beside_others
-
 GROUPS = 4
 PIECES = 4
 HOSTS = (1, 2)
@@ -29,7 +27,7 @@ def start(
     """A job of four groups, each shard on two."""
     shape = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.05", "--adoption")
     flags = (*shape, "--steps", str(steps), RESTARTS, back)
-    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ, beside=True)
+    return launch(run_dir, *flags, *words, groups=GROUPS, group_size=size, environ=environ)
 
 
 def lose_both(job: Job, step: int = 3) -> None:

@@ -28,8 +28,6 @@ from tests import nccl_as_torch
 from tests.nccl_as_torch import Nccl
 from tests.pure import toy_conversion
 
-pytestmark = pytest.mark.beside_others
-
 WAIT_S = 30.0
 TIMEOUT_S = 2.0
 GOOD = nccl_start.Devices(True, "", 8, 0, "NVIDIA H100 80GB HBM3", "2.14.1+cu130", (2, 30, 7))

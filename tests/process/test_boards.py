@@ -17,7 +17,6 @@ import pytest
 from spare_megatron.config.job import JobDescription
 from spare_megatron.observe.boards import Boards, points
 
-pytestmark = pytest.mark.beside_others
 SAMPLES = 8
 _BLOCK_BYTES = 1 << 15
 _FULL, _LAST = 1, 4

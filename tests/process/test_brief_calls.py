@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import socket
 
-import pytest
-
 from spare_megatron.collectives.brief_calls import Room, send
-
-pytestmark = pytest.mark.beside_others
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:

@@ -187,7 +187,6 @@ def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.beside_others
 def test_killed_at_random_moments_there_is_always_a_good_checkpoint(tmp_path: Path) -> None:
     """Twenty processes in a row save into one directory as fast as they can and are killed while they do."""
     print(f"seed {SEED}")
@@ -222,14 +221,13 @@ def _wait(true: Any, process: Any) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.beside_others
 def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The coordinator accepted it: it is neither forgotten nor removed because its new name is refused for a while."""
     places = ("checkpoint.publish", "checkpoint.published", f"{TRACKER}.write", f"{TRACKER}.rename")
     monkeypatch.setenv(VARIABLE, ";".join(f"rank:{place}=ESTALE,after=1,times=2" for place in places))
-    job = start(tmp_path, beside=True)
+    job = start(tmp_path)
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -240,13 +238,12 @@ def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
 
 
 @pytest.mark.parametrize(("place", "after"), [("accepted.json.write", 2), ("order.save_accepted", 1)])
-@pytest.mark.beside_others
 def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: int
 ) -> None:
     """Again and again, each time with the record on the disk: the next one is asked again, and says so."""
     monkeypatch.setenv(VARIABLE, f"coordinator:{place}=kill,after={after}")
-    job = start(tmp_path, beside=True)
+    job = start(tmp_path)
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -260,13 +257,12 @@ def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
     assert known.fencing > 2
 
 
-@pytest.mark.beside_others
 def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts, so no other group saves again, and no other life follows: the launcher gives it its name."""
     monkeypatch.setenv(VARIABLE, "rank-0-0:checkpoint.publish=kill,after=5")
-    job = start(tmp_path, beside=True)
+    job = start(tmp_path)
     assert job.finish()[-1]["step"] == 18
     save = tmp_path / "save"
     whole(save)
@@ -292,7 +288,6 @@ def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Pa
     assert iterations(save) == [6, 3]
 
 
-@pytest.mark.beside_others
 def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path: Path) -> None:
     """Only the coordinator knows whether it counts. If it does not, the next one that does takes its place."""
     saver, save, asked, told = lone_saver(tmp_path / "save"), tmp_path / "save", [], []
@@ -316,7 +311,6 @@ def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path:
     assert told == []
 
 
-@pytest.mark.beside_others
 def test_a_job_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
     """Three are kept. The later ones that it passed over are not among them, and stay."""
     save = tmp_path / "save"

@@ -26,8 +26,6 @@ from spare_megatron.coordinator.journal import Record
 from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 HEARTBEAT_S = 2.0
 SLOW = "--piece-s 0.01 --steps 40"
 PATIENT = f"{SLOW} --heartbeat-timeout-s 10"

@@ -15,13 +15,12 @@ from spare_megatron.config.exits import ExitCode
 from tests.process.harness import ROOT, launch
 
 
-@pytest.mark.beside_others
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("how", ["deleted", pytest.param("replaced", marks=pytest.mark.full)])
 def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     run_dir = tmp_path / "run"
     words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02")
-    job = launch(run_dir, *words, groups=2, group_size=1, beside=True)
+    job = launch(run_dir, *words, groups=2, group_size=1)
     job.wait_for("step 3", lambda: any(line["step"] >= 3 for line in job.metrics), 60)
     said = (run_dir / "launch.out").open()  # it can be read when its name is gone
     processes = psutil.Process(job.process.pid).children(recursive=True)
@@ -42,7 +41,6 @@ def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     sys.stdout.write(text)
 
 
-@pytest.mark.beside_others
 def test_a_coordinator_without_a_launcher_ends_too(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(run_dir)]

@@ -17,8 +17,6 @@ from spare_megatron.trainer import devices
 from tests import nccl_as_torch
 from tests.process.test_backend_nccl import GOOD
 
-pytestmark = pytest.mark.beside_others
-
 
 def job(comm: str) -> Any:
     return SimpleNamespace(spare=SimpleNamespace(comm=comm), place=SimpleNamespace(local_rank=3))

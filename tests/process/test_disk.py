@@ -23,8 +23,6 @@ from spare_megatron.controller.messages import AcceptSave, Lost, Opened, SendCom
 from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ROOT, ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 STEPS = 60
 FLAGS = f"--steps {STEPS} --piece-s 0.005 --heartbeat-timeout-s 2"
 OUTAGE_S = 2.3

@@ -17,8 +17,6 @@ from spare_megatron.watch.run_files import RunFiles
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole
 
-pytestmark = pytest.mark.beside_others
-
 GROUPS = 4
 PIECES = 4
 WORDS = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.03")
@@ -26,9 +24,7 @@ WORDS = ("--redundancy", "2", "--pieces", str(PIECES), "--piece-s", "0.03")
 
 def start(run_dir: Path, *words: str, steps: int, environ: Mapping[str, str] | None = None) -> Job:
     """A job of four groups of one rank."""
-    return launch(
-        run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ, beside=True
-    )
+    return launch(run_dir, *WORDS, "--steps", str(steps), *words, groups=GROUPS, group_size=1, environ=environ)
 
 
 def check_weights(run_dir: Path) -> None:

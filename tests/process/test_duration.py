@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.process.harness import launch
 
 DURATION_S = 8.0
 WORDS = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02", "--duration-s", str(DURATION_S))
 
 
-@pytest.mark.beside_others
 def test_a_job_leaves_after_its_time_whatever_dies_before(tmp_path: Path) -> None:
     inject = ("coordinator-sigkill:group=0,step=4,at=backward", "sigkill:group=1,step=8,at=reduce")
-    job = launch(tmp_path, *WORDS, groups=2, group_size=1, inject=inject, beside=True)
+    job = launch(tmp_path, *WORDS, groups=2, group_size=1, inject=inject)
     lines = job.finish(0)
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()[1:]]
     opened = [record for record in records if record["event"]["type"] == "Opened"]

@@ -18,8 +18,6 @@ from spare_megatron.control.brief_command import _wait_for_others
 from spare_megatron.coordinator.event_commands import AT_ONCE, EventCommands
 from tests.process.harness import Job, launch
 
-pytestmark = pytest.mark.beside_others
-
 
 class Runner:
     """The commands of one coordinator, with what they say."""
@@ -148,7 +146,7 @@ def test_a_command_gets_no_file_of_this_process(tmp_path: Path) -> None:
 def begin(run_dir: Path, command: str, *words: str, **options: Any) -> Job:
     flags = ("--spare-on-event", command, "--piece-s", "0.01", *words)
     client = {"script": "tests.process.control_client", "options": ("-m",)}
-    return launch(run_dir, *flags, groups=2, beside=True, **client, **options)
+    return launch(run_dir, *flags, groups=2, **client, **options)
 
 
 def events(job: Job) -> list[dict[str, Any]]:

@@ -23,7 +23,6 @@ from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Inca
 from spare_megatron.launch.health_probe import HealthNeeds, available_bytes, faults
 from spare_megatron.launch.local_job import Launch
 
-pytestmark = pytest.mark.beside_others
 NEEDS = HealthNeeds(1 << 20, ("/tmp",))
 
 

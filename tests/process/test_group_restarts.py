@@ -20,8 +20,6 @@ from spare_megatron.coordinator.journal import read
 from spare_megatron.watch.status_texts import status_text
 from tests.process.harness import TOY, Job, launch
 
-pytestmark = pytest.mark.beside_others
-
 Begin = Callable[..., Job]
 
 
@@ -33,7 +31,7 @@ def begin() -> Iterator[Begin]:
     def make(run_dir: Path, *words: str, restarts: int = 3, toy: bool = False, inject: Sequence[str] = ()) -> Job:
         flags = ("--spare-max-group-restarts", str(restarts), *words)
         script, options = (TOY, ()) if toy else ("tests.process.control_client", ("-m",))
-        jobs.append(launch(run_dir, *flags, groups=2, script=script, options=options, inject=inject, beside=True))
+        jobs.append(launch(run_dir, *flags, groups=2, script=script, options=options, inject=inject))
         return jobs[-1]
 
     yield make

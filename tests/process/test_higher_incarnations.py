@@ -22,8 +22,6 @@ from spare_megatron.coordinator.journal import read
 from spare_megatron.failpoints import VARIABLE
 from tests.process.control_job import ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ControlJob]:

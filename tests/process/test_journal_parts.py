@@ -14,8 +14,6 @@ from spare_megatron.coordinator.journal import resume
 from spare_megatron.coordinator.journal_parts import beside
 from tests.process.control_job import ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 STEPS, MANY_STEPS = 60, 240
 PLACES = ("part.prepare", "part.begin", "part.show", "part.compress", "part.compressed", "snapshot-N.json.rename")
 

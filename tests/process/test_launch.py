@@ -164,7 +164,6 @@ def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> No
     assert "started again" not in job.text(), "without --spare-max-group-restarts a lost group stays lost"
 
 
-@pytest.mark.beside_others
 def test_injected_kills_of_a_group_and_of_the_coordinator(launch: Callable[..., LaunchedJob]) -> None:
     job = launch(
         "--inject sigkill:group=2,step=7,at=reduce --inject coordinator-sigkill:group=0,step=12,at=forward,n=1 "
@@ -177,7 +176,6 @@ def test_injected_kills_of_a_group_and_of_the_coordinator(launch: Callable[..., 
     assert "the coordinator was killed by signal 9; it is started again" in job.text()
 
 
-@pytest.mark.beside_others
 def test_a_stopped_rank_is_left_until_the_end_and_then_ended(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--inject sigstop:group=1,position=0,step=5,at=forward --- --steps 40 --piece-s 0.01")
     job.until(lambda: bool(job.losses()))
@@ -190,7 +188,6 @@ def test_a_stopped_rank_is_left_until_the_end_and_then_ended(launch: Callable[..
     assert [loss.cause for lost in job.losses() for loss in lost.losses] == ["silent"]
 
 
-@pytest.mark.beside_others
 def test_a_wipe_out_starts_again_from_the_checkpoint(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
     """Both hosts of a shard die in step 14; the job goes on from step 10, and the kills are not injected again."""
     job = launch(
@@ -207,7 +204,6 @@ def test_a_wipe_out_starts_again_from_the_checkpoint(launch: Callable[..., Launc
     assert "the job starts again from" in job.text()
 
 
-@pytest.mark.beside_others
 def test_a_total_loss_without_a_checkpoint(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--- --steps 1000 --piece-s 0.01", groups=2, size=1)
     job.until(lambda: job.committed() >= 3)
@@ -218,7 +214,6 @@ def test_a_total_loss_without_a_checkpoint(launch: Callable[..., LaunchedJob]) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.beside_others
 def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: signal.Signals) -> None:
     job = launch("--- --steps 10000 --piece-s 0.01", groups=2)
     job.until(lambda: job.committed() >= 3)
@@ -237,7 +232,6 @@ RENAMED = 'unshare --uts -- sh -c hostname${IFS}nowhere.invalid&&exec${IFS}"$@" 
 @pytest.mark.skipif(
     subprocess.run(["unshare", "--uts", "true"], capture_output=True).returncode != 0, reason="no UTS namespaces here"
 )
-@pytest.mark.beside_others
 def test_a_machine_whose_name_leads_nowhere(launch: Callable[..., LaunchedJob]) -> None:
     """A job on this machine alone trains; one whose coordinator others are to reach by that name is refused."""
     job = launch("--- --steps 10", groups=2, under=RENAMED)
@@ -249,7 +243,6 @@ def test_a_machine_whose_name_leads_nowhere(launch: Callable[..., LaunchedJob]) 
     assert "--listen HOST:PORT for the coordinator" in job.text()
 
 
-@pytest.mark.beside_others
 def test_a_users_error_of_every_rank_is_shown_once(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--- --config-error=--lr_is_missing;_use_--lr_0.1")
     assert job.finish() == ExitCode.BAD_INPUT
@@ -257,7 +250,6 @@ def test_a_users_error_of_every_rank_is_shown_once(launch: Callable[..., Launche
     assert not job.run_dir.journal.exists() or not job.run_dir.journal.read_text()
 
 
-@pytest.mark.beside_others
 def test_ranks_that_all_crash_end_the_job(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--- --crash", groups=2, size=1)
     assert job.finish() == ExitCode.FAILED
@@ -265,7 +257,6 @@ def test_ranks_that_all_crash_end_the_job(launch: Callable[..., LaunchedJob]) ->
     assert len(job.text().splitlines()) <= 13
 
 
-@pytest.mark.beside_others
 def test_an_exception_in_one_rank_ends_its_group_only(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--inject exception:group=2,position=1,step=5,at=apply --- --steps 20 --piece-s 0.005")
     assert job.finish() == ExitCode.FINISHED
@@ -274,7 +265,6 @@ def test_an_exception_in_one_rank_ends_its_group_only(launch: Callable[..., Laun
     assert [line["step"] for line in job.metrics()] == list(range(1, 21))
 
 
-@pytest.mark.beside_others
 def test_a_killed_launcher_leaves_nothing_behind(launch: Callable[..., LaunchedJob]) -> None:
     """Ranks, coordinator and guard; a stopped rank too."""
     job = launch("--- --steps 100000 --piece-s 0.01", groups=2)
@@ -285,7 +275,6 @@ def test_a_killed_launcher_leaves_nothing_behind(launch: Callable[..., LaunchedJ
     job.until(lambda: job.left_behind() == [], timeout_s=10.0)
 
 
-@pytest.mark.beside_others
 def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--- --steps 100000 --piece-s 0.01", groups=2, size=1)
     job.until(lambda: job.committed() >= 3)
@@ -317,7 +306,6 @@ def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> 
         ("--num-groups 2 --listen nowhere -m x", "--listen nowhere is not HOST:PORT"),
     ],
 )
-@pytest.mark.beside_others
 def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
@@ -326,7 +314,6 @@ def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) ->
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.beside_others
 def test_status_of_a_running_and_of_an_ended_job(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
     def status(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.status", *words]

@@ -32,8 +32,6 @@ from spare_megatron.controller.messages import JobSpec, Lost
 from spare_megatron.controller.view import View
 from tests.process.control_job import ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 PATIENCE_S, STEPS = 30.0, 150
 TOO_MUCH_BYTES = 16 << 20
 """More than a connection takes whose other end does not read."""

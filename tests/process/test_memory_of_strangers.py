@@ -71,7 +71,6 @@ def test_a_request_with_the_token_is_answered(server: tuple[psutil.Process, int]
     assert call(server[1], "RequestStop", request, "another token") is grpc.StatusCode.UNAUTHENTICATED
 
 
-@pytest.mark.beside_others
 @pytest.mark.parametrize("method", ["RequestStop", "Join", "Unknown"])
 def test_large_requests_without_the_token_cost_no_memory(server: tuple[psutil.Process, int], method: str) -> None:
     process, port = server

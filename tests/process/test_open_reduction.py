@@ -14,7 +14,6 @@ from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 from spare_megatron.collectives.reduction_attempt import OpenReduction
 from tests.process.test_replica import BOUND_S, Groups
 
-pytestmark = pytest.mark.beside_others
 SIZES = (3000, 2000)
 """Elements of two tensors: three and two buckets of 1024 elements at most."""
 SCALARS = {"loss": 0.5, "tokens": 3.0}

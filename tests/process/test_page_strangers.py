@@ -66,7 +66,6 @@ def ended(page: PageProcess) -> str:
     return page.process.communicate(timeout=20)[1]
 
 
-@pytest.mark.beside_others
 @pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"], ids=["silent", "half a head"])
 def test_many_idle_connections_are_bounded_and_said_once(run_dir: Path, token_file: Path, first: bytes) -> None:
     page = PageProcess(run_dir, token_file=token_file)
@@ -83,7 +82,6 @@ def test_many_idle_connections_are_bounded_and_said_once(run_dir: Path, token_fi
     assert re.fullmatch(r"spare-page: more than 64 connections have asked for nothing: .*\(said once\)\n", said), said
 
 
-@pytest.mark.beside_others
 def test_who_has_asked_stays_while_strangers_come(run_dir: Path, token_file: Path) -> None:
     page = PageProcess(run_dir, token_file=token_file)
     known = http.client.HTTPConnection("127.0.0.1", page.port, timeout=20)
@@ -100,7 +98,6 @@ def test_who_has_asked_stays_while_strangers_come(run_dir: Path, token_file: Pat
     assert "Traceback" not in ended(page)
 
 
-@pytest.mark.beside_others
 def test_without_descriptors_it_says_so_once(run_dir: Path, token_file: Path) -> None:
     page = PageProcess(run_dir, token_file=token_file)
     used = psutil.Process(page.process.pid).num_fds()
@@ -111,7 +108,6 @@ def test_without_descriptors_it_says_so_once(run_dir: Path, token_file: Path) ->
     assert re.fullmatch(r"spare-page: connections cannot be accepted now: Too many open files; .*\(said once\)\n", said)
 
 
-@pytest.mark.beside_others
 def test_connections_that_were_let_in_are_bounded(run_dir: Path, token_file: Path) -> None:
     page = PageProcess(run_dir, token_file=token_file)
     request = f"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {page.token}\r\n\r\n".encode()

@@ -19,7 +19,6 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.controller.messages import Link
 from tests.pure import toy_conversion
 
-pytestmark = pytest.mark.beside_others
 BOUND_S = 10.0
 """Far above what anything here takes, far below the time-outs that must not be sat out."""
 TIMEOUT_S = 60.0

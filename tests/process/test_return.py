@@ -35,14 +35,13 @@ def start(
     restarts: int = 3,
     progress_s: float = 40.0,
     pause_s: float = 5.0,
-    beside: bool = False,
     rank_times: bool = False,
 ) -> Job:
     words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
     words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", str(restarts))
     words += ("--progress-s", str(progress_s), "--spare-group-restart-pause-s", str(pause_s))
     words += ("--spare-rank-times",) if rank_times else ()
-    return launch(run_dir, *words, groups=GROUPS, inject=inject, beside=beside)
+    return launch(run_dir, *words, groups=GROUPS, inject=inject)
 
 
 def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
@@ -61,11 +60,10 @@ def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
     assert own - state <= 5, "the state of a step is had in the next one at best, and own pieces come four steps later"
 
 
-@pytest.mark.beside_others
 def test_one_loss_after_another(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
     """The coordinator dies during an offer; then two groups at once, so that the one that came back serves both; then
     a donor of the next learner."""
-    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", pause_s=0.5, beside=True)
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", pause_s=0.5)
     job.wait_for("the learner", lambda: said(job, Ready, 2, 1), timeout_s=120.0)
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
     job.wait_for("group 2", lambda: trains_whole(job, (2, 1)), timeout_s=120.0)
@@ -111,11 +109,10 @@ def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm_of_three:
     assert {(loss.group, loss.incarnation, loss.position) for loss in stalled} == {(2, 1, 1)}
 
 
-@pytest.mark.beside_others
 def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path: Path) -> None:
     words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.05")
     slow = ("--transfer-rate-bytes-s", "100", "--spare-max-group-restarts", "1")
-    job = launch(tmp_path, *words, *slow, groups=GROUPS, inject=("sigkill:group=2,step=3,at=reduce",), beside=True)
+    job = launch(tmp_path, *words, *slow, groups=GROUPS, inject=("sigkill:group=2,step=3,at=reduce",))
     job.wait_for(
         "two withdrawals",
         lambda: len({one.event.number for one in records(job) if isinstance(one.event, Withdrawn)}) >= 2,

@@ -203,7 +203,6 @@ def test_when_nobody_listens_any_more_a_sum_ends_and_its_descriptors_are_its_own
     assert all(line.sock.fileno() == -1 for line in data), "then they are closed"
 
 
-@pytest.mark.beside_others
 def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
     """Who calls a member's listener and says nothing, or something else, hears a challenge and is hung up on."""
     host, _, port = three.replicas[0].address.rpartition(":")

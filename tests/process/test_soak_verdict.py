@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import psutil
-import pytest
 import torch
 
 from benchmarks import _soak_verdict as verdict
@@ -17,8 +16,6 @@ from benchmarks._soaked_job import Soak
 from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened
 from spare_megatron.coordinator.journal import Journal, Replayed
-
-pytestmark = pytest.mark.beside_others
 
 
 def soak_of(run_dir: Path) -> Soak:

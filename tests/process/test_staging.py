@@ -10,8 +10,6 @@ import pytest
 
 from spare_megatron.trainer.staging import StagingError, bring
 
-pytestmark = pytest.mark.beside_others
-
 
 def test_the_command_is_told_shard_and_host(tmp_path: Path) -> None:
     bring(f"echo '{{shard}} {{host}} {{}}' > {tmp_path}/told", 7, tmp_path / "locks", 30.0)

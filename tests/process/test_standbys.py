@@ -29,14 +29,14 @@ from tests.process.returning import (
 )
 from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 PAUSE = ("--spare-group-restart-pause-s", "0.5")
 
 
 def start(run_dir: Path, *words: str, inject: tuple[str, ...] = (), restarts: int = 3) -> Job:
     toy = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", "3", "--piece-s", "0.1")
     flags = ("--spare-max-group-restarts", str(restarts), *words)
-    return launch(run_dir, *toy, *flags, groups=GROUPS, inject=inject, beside=True)
+    return launch(run_dir, *toy, *flags, groups=GROUPS, inject=inject)
 
 
 def waiting(job: Job) -> dict[str, list[int]]:
@@ -123,7 +123,7 @@ def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path
     pieces, words = 8, ("--joins", "--ahead", "2", "--heartbeat-s", "2")
     toy = ("--steps", "100", "--pieces", str(pieces), "--redundancy", "3", "--piece-s", "0.1")
     flags = ("--spare-max-group-restarts", "3", "--spare-standby-groups", "1", *PAUSE)
-    job = launch(tmp_path, *toy, *words, *flags, groups=GROUPS, group_size=1, beside=True)
+    job = launch(tmp_path, *toy, *words, *flags, groups=GROUPS, group_size=1)
     job.wait_for("standby-0", lambda: len(waiting(job).get("standby-0", ())) == 1, timeout_s=120.0)
     job.wait_for_step(job.metrics[-1]["step"] + 2 if job.metrics else 2)
     job.kill(job.pid(2, 0))

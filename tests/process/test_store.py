@@ -36,7 +36,6 @@ from spare_megatron.trainer.store_words import (
 )
 from tests.spawn import ROOT, environment
 
-pytestmark = pytest.mark.beside_others
 BOUND_S = 5.0
 """A blocked store does not answer before its client is continued, which these tests never do in time."""
 ME = Identity(Member(3, 1), 0, 2, "secret")

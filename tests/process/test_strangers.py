@@ -22,8 +22,6 @@ from spare_megatron.control.channel import Security, call_once, open_channel
 from spare_megatron.controller.messages import Lost
 from tests.process.control_job import ControlJob
 
-pytestmark = pytest.mark.beside_others
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 """What a client of HTTP/2 says first: magic, and settings without any."""
 FEW_DESCRIPTORS = 640

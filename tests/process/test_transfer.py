@@ -40,7 +40,6 @@ from tests.process.transfer_rank import (
     wait_for,
 )
 
-pytestmark = pytest.mark.beside_others
 PROVED_BYTES = CHALLENGE_BYTES + PROOF_BYTES
 """What a donor says on a connection before its first answer."""
 BIG_KIB = 10 << 10

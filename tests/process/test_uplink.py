@@ -13,7 +13,7 @@ from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import COORDINATOR, Security, serve
 from spare_megatron.control.reconnecting_stream import Uplink
 
-pytestmark = [pytest.mark.beside_others, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.timeout(60)]
 SECURITY = Security("token")
 
 

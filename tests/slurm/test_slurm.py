@@ -122,7 +122,6 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
 
 
-@pytest.mark.beside_others
 def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -139,7 +138,6 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     assert digest(job.run_dir.path) == calm
 
 
-@pytest.mark.beside_others
 def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     cluster: Cluster, tmp_path: Path, calm: str
 ) -> None:
@@ -154,7 +152,6 @@ def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
     assert "the job starts again from" in job.output.read_text()
 
 
-@pytest.mark.beside_others
 def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
     words = until_told("--redundancy", "2")
     job = submit(cluster, tmp_path, words, nodes=2, ranks=1)
@@ -171,7 +168,6 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     check_voted(job.run_dir.journal, groups=2)
 
 
-@pytest.mark.beside_others
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
     """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
     words = until_told(groups=3)
@@ -195,7 +191,6 @@ def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_pat
     check_voted(job.run_dir.journal, groups=3)
 
 
-@pytest.mark.beside_others
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
     """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
     words = until_told("--redundancy", "3", groups=3)
@@ -264,7 +259,6 @@ def check_restarted(job: SlurmJob, calm: str) -> None:
     assert digest(job.run_dir.path) == calm
 
 
-@pytest.mark.beside_others
 def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path)
     job.until_step(4)
@@ -283,7 +277,6 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     assert digest(job.run_dir.path) == calm
 
 
-@pytest.mark.beside_others
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
     job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
     job.until_step(4)
@@ -312,7 +305,6 @@ def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
     assert "iteration       12/      12" in job.output.read_text()
 
 
-@pytest.mark.beside_others
 def test_a_users_error_ends_the_job_with_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, (*OWN, "--group-size", "3", "tests/process/toy_train.py"), nodes=2)
     told = job.until_ended()

@@ -137,15 +137,16 @@ class ExactGradients:
     def _add(
         self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
     ) -> None:
-        mine, end = _Buffer(buffer, group, dtype), 0
+        mine, end, ends = _Buffer(buffer, group, dtype), 0, list[tuple[int, int]]()
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
             self._numbers[parameter] = len(self._slots)
             last = self._slots[-1] if self._slots else None
             index = last.index + -(-last.size // kernels.BLOCK) * kernels.BLOCK if last else 0
             self._slots.append(Slot(names[parameter], len(self._buffers), start, stop, index))
-            mine.gaps.append(slice(end, start))
+            ends.append((end, start))
             end = stop
-        mine.gaps.append(slice(end, mine.gradient.numel()))
+        ends.append((end, mine.gradient.numel()))
+        mine.gaps = [slice(*gap) for gap in ends if gap[0] < gap[1]]
         self._buffers.append(mine)
 
     @property

@@ -65,7 +65,17 @@ def _start(run_dir: Path, way: str) -> dict[str, float]:
     environ = {**preloaded.environment(), LISTENING: preloaded.socket_path() if way == WAYS[2] else ""}
     more = ["--spare-preload", "none"] if way == WAYS[0] else []
     command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS)]
-    command += ["--run-dir", str(run_dir), "pretrain_gpt.py", *FLAGS, "--train-iters", "100000", "--log-interval", "1", *more]
+    command += [
+        "--run-dir",
+        str(run_dir),
+        "pretrain_gpt.py",
+        *FLAGS,
+        "--train-iters",
+        "100000",
+        "--log-interval",
+        "1",
+        *more,
+    ]
     began_s = time.monotonic()
     with (run_dir / "launch.out").open("w") as output:
         job = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=output, stderr=output)

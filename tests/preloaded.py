@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from spare_megatron.launch import preload_wire as wire
+from spare_megatron.control.import_variables import import_environment
 from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB
@@ -81,7 +81,7 @@ def _link() -> ParentLink:
 
 def can_fork(environ: Mapping[str, str]) -> bool:
     """Whether a forked process with this environment would import as a new one."""
-    return wire.import_environment(environ) == wire.import_environment(environment()) and "LD_PRELOAD" not in environ
+    return import_environment(environ) == import_environment(environment()) and "LD_PRELOAD" not in environ
 
 
 def fork(command: Sequence[str], environ: Mapping[str, str], log: Path, directory: Path = ROOT) -> ForkedProcess:

@@ -22,6 +22,7 @@ from typing import Any
 
 from spare_megatron import failpoints
 from spare_megatron.control import leader_process
+from spare_megatron.control.import_variables import note_fork
 from spare_megatron.control.process_image import show_as
 from spare_megatron.control.stop_signals import STOP_SIGNALS
 
@@ -58,6 +59,7 @@ class ForkedScript:
         time.tzset()
         tempfile.tempdir = None
         failpoints.read_environment()
+        note_fork(os.environ)
         show_as(self._command, os.environ)
         self._seed()
         if os.environ.get("SPARE_POSITION") == "0" and os.environ.get("SPARE_GROUP_SIZE") != "1":

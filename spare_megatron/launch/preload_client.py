@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import spare_megatron
+from spare_megatron.control.import_variables import import_environment
 from spare_megatron.control.launcher_watch import has_ended
 from spare_megatron.launch import preload_wire as wire
 
@@ -86,7 +87,7 @@ class ParentLink:
             "search_path": list(search_path),
             "settings": wire.settings(),
             "surroundings": wire.surroundings(),
-            "environ": wire.import_environment(environ),
+            "environ": import_environment(environ),
             "executable": sys.executable,
             "stamp": wire.code_stamp(PACKAGE),
         }

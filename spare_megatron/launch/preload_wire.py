@@ -21,30 +21,6 @@ _MOST_FDS = 8
 _PEER = struct.Struct("3i")
 """struct ucred: process, user, group."""
 
-IMPORT_VARIABLES = (
-    *(
-        "ACCELERATE",
-        "CUBLAS",
-        "CUDA",
-        "GLOO",
-        "GOTO",
-        "HF_",
-        "HIP",
-        "HSA",
-        "KMP",
-        "LANG",
-        "LC_",
-        "LD_",
-        "MALLOC",
-        "MEGATRON",
-    ),
-    *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR"),
-    *("TORCH", "TRANSFORMERS", "TRITON", "TZ", "XDG", "HOME"),
-)
-"""Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""
-_NO_MATTER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
-"""Variables with such names that are read at each use."""
-
 
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
     """Send one message. Raises OSError where the other side is gone."""
@@ -74,15 +50,6 @@ def _exactly(sock: socket.socket, count: int) -> bytes:
 def peer_user(sock: socket.socket) -> int:
     """The user id of the process at the other end."""
     return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[1])
-
-
-def import_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables of ``environ`` that an import may read."""
-    return {
-        name: value
-        for name, value in sorted(environ.items())
-        if name.startswith(IMPORT_VARIABLES) and name not in _NO_MATTER
-    }
 
 
 def surroundings() -> dict[str, Any]:

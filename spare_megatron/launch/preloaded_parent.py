@@ -40,6 +40,7 @@ from typing import Any
 
 import spare_megatron
 from spare_megatron import failpoints
+from spare_megatron.control.import_variables import import_environment
 from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
@@ -190,7 +191,7 @@ class Listener:
 
     def __init__(self, path: Path, modules: Sequence[str]) -> None:
         self._path, self._modules = path, modules
-        self._environ = wire.import_environment(os.environ)
+        self._environ = import_environment(os.environ)
         self._stamp = wire.code_stamp(PACKAGE)
         self._pid = os.getpid()
 

@@ -26,6 +26,7 @@ from spare_megatron.config.injection import check_flips
 from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.span_groups import span_groups
+from spare_megatron.control.import_variables import set_too_late
 from spare_megatron.control.leader_process import start_ahead
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.controller.messages import JobSpec
@@ -91,6 +92,13 @@ def run_megatron_job(
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
     times = StartTimes()
     times.done("imports and flags")
+    late = set_too_late(os.environ)
+    if late:
+        log.warning(
+            "the script has set %s after the imports that read it, which spare-launch makes once for all ranks; set it "
+            "for spare-launch, or give --spare-preload none",
+            ", ".join(late),
+        )
     check_standbys(job)
     exact = job.spare.reduce.startswith("exact")
     if exact:

@@ -294,3 +294,19 @@ def _until(true: Any, timeout_s: float = 30.0) -> None:
     while not true():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
+
+
+def test_a_variable_that_a_script_sets_after_its_parents_imports_is_named(tmp_path: Path) -> None:
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text(
+        "import os\n"
+        "from spare_megatron.control.import_variables import set_too_late\n"
+        "os.environ.update(OMP_NUM_THREADS='3', NCCL_DEBUG='INFO', OWN='1')\n"
+        "del os.environ['PYTHONPATH']\n"
+        "print(set_too_late(os.environ))\n"
+    )
+    command = [sys.executable, str(path)]
+    assert preloaded.fork(command, preloaded.environment(), log, tmp_path).wait(30.0) == 0
+    assert log.read_text() == "['OMP_NUM_THREADS', 'PYTHONPATH']\n"
+    done = subprocess.run(command, env=preloaded.environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr

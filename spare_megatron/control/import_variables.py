@@ -1,0 +1,56 @@
+"""The environment variables that imports read. A process that was forked by one with other values would have imported
+otherwise; and what a script sets before its imports comes too late in a forked process, whose parent has made them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+IMPORT_VARIABLES = (
+    *(
+        "ACCELERATE",
+        "CUBLAS",
+        "CUDA",
+        "GLOO",
+        "GOTO",
+        "HF_",
+        "HIP",
+        "HSA",
+        "KMP",
+        "LANG",
+        "LC_",
+        "LD_",
+        "MALLOC",
+        "MEGATRON",
+    ),
+    *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR"),
+    *("TORCH", "TRANSFORMERS", "TRITON", "TZ", "XDG", "HOME"),
+)
+"""Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""
+_NO_MATTER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
+"""Variables with such names that are read at each use."""
+
+_forked_with: dict[str, str] | None = None
+"""These variables as this process was forked; None: it was not."""
+
+
+def import_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``environ`` that an import may read."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(IMPORT_VARIABLES) and name not in _NO_MATTER
+    }
+
+
+def note_fork(environ: Mapping[str, str]) -> None:
+    """This process was forked with this environment, by one that has made its imports."""
+    global _forked_with
+    _forked_with = import_environment(environ)
+
+
+def set_too_late(environ: Mapping[str, str]) -> list[str]:
+    """The names of variables that were set since this process was forked, after the imports that read them."""
+    if _forked_with is None:
+        return []
+    now = import_environment(environ)
+    return sorted(name for name in now.keys() | _forked_with.keys() if now.get(name) != _forked_with.get(name))

@@ -46,6 +46,7 @@ def lost(lines: list[dict]) -> list[int]:
     return [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
 
 
+@pytest.mark.alone  # a bucket is to be summed while a backward pass goes on
 @pytest.mark.timeout(600)
 def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> None:
     """A bit of group 3's accumulators flips in step 2, which the result shows. Group 1 is late in step 3, so the

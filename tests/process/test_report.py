@@ -24,6 +24,7 @@ from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_
 from tests.process.harness import ROOT, launch
 from tests.trace_reading import ReadSlice, ReadTrace, read_trace
 
+pytestmark = pytest.mark.alone  # times of ranks are compared with those of the coordinator
 SLOW_S, HEARTBEAT_S = 2.0, 2.0
 NEAR_S = 0.25
 """So far a rank may be from the coordinator, on a machine that is busy."""

@@ -108,13 +108,13 @@ class Work:
     """Stands for ``WorkNCCL``."""
 
     def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+        self.group, self.number = group, group.record.issued
 
     def synchronize(self) -> None:
         """Order streams."""
 
     def is_completed(self) -> bool:
-        return self._error() or self.group.complete()
+        return self._error() or self.group.complete(self.number)
 
     def wait(self) -> None:
         if self.group.record.blocking:
@@ -194,16 +194,18 @@ class ProcessGroup:
             nccl.issued[self.rank] = record.issued
             nccl.changed.notify_all()
             if environment["NCCL_RUNTIME_CONNECT"] != "0":
-                assert nccl.changed.wait_for(self.complete, limit_s), "the peers have not connected"
+                assert nccl.changed.wait_for(lambda: self.complete(record.issued), limit_s), (
+                    "the peers have not connected"
+                )
             record.sizes.append((name, tensor.numel(), tensor.storage_offset()))
             Event.watched.group = self
         return Work(self)
 
-    def complete(self) -> bool:
-        """The last sum has ended on this member's device."""
+    def complete(self, number: int) -> bool:
+        """Its operation of this number has ended on this member's device."""
         with self.nccl.changed:
             ended = self.record.aborted and self.nccl.kernel_ends_with_abort
-            return ended or list(self.nccl.issued.values()).count(self.record.issued) == self.size
+            return ended or sum(issued >= number for issued in self.nccl.issued.values()) == self.size
 
     def abort(self) -> None:
         """Ends what runs. Returns when NCCL's abort has, however long that takes."""
@@ -240,10 +242,11 @@ class Event:
     def record(self, stream: object) -> None:
         """What it is about."""
         self.group: ProcessGroup = Event.watched.group
+        self.number = self.group.record.issued
 
     def query(self) -> bool:
         """Over by now."""
-        return self.group.complete()
+        return self.group.complete(self.number)
 
 
 class SummingProcessGroup(ProcessGroup):

@@ -71,6 +71,8 @@ class Backend(Protocol):
     """Whether :meth:`sum` takes a ``source``."""
     converts: bool
     """Whether :meth:`sum` takes what the sum is ``converted`` into."""
+    in_flight: int
+    """How many sums may be begun before the first of them is complete."""
     forms_alone: bool
     """Whether :meth:`begin` is called, by whoever brings the view, and no :meth:`form`: the owner's thread is then not
     needed before the first sum, and not at all in an epoch without one. Otherwise the owner calls :meth:`form`."""
@@ -98,16 +100,16 @@ class Backend(Protocol):
     def form(self) -> None:
         """Connect to the other members. Raises where that fails, or when :meth:`cut` is called."""
 
-    def sum(
+    def begin_sum(
         self,
         wire: torch.Tensor,
         patient: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> None:
-        """Sum ``wire`` in place over the members, or write the sum of what they give as ``source``, which is only read,
-        into it. Even after an error nothing touches them once :meth:`release` returns, and no byte of ``source`` leaves
-        after :meth:`cut`.
+        """Begin to sum ``wire`` in place over the members, or to write the sum of what they give as ``source``, which
+        is only read, into it. Even after an error nothing touches them once :meth:`halt` returns, and no byte of
+        ``source`` leaves after :meth:`cut`.
 
         Where the sum is ``converted``, what it becomes is written into the result there, and ``wire`` is room for the
         work.
@@ -116,13 +118,17 @@ class Backend(Protocol):
         silence is an error after the time-out.
         """
 
+    def end_sum(self, more: Callable[[], bool]) -> bool:
+        """Wait until the sum that was begun first, of those that have not ended, is complete; returns False, and has
+        not ended it, where ``more()`` holds before."""
+
     def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
         told why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
 
     def halt(self) -> None:
-        """End what is in flight: when it returns, nothing touches a buffer that was given to :meth:`sum` any more. The
-        owner calls it as soon as nothing is to be summed any more, before it lingers for evidence."""
+        """End what is in flight: when it returns, nothing touches a buffer that was given to :meth:`begin_sum` any
+        more. The owner calls it as soon as nothing is to be summed any more, before it lingers for evidence."""
 
     def release(self) -> None:
         """Free everything. The owner calls it once, as its last call."""

@@ -37,7 +37,7 @@ and calls things as torch does (tests/nccl_as_torch.py).
 
 May assume: one CUDA device for each rank, current on no particular stream; ``nccl_start.prepare`` and
 ``without_watchdog`` have run. Promises: what :class:`~spare_megatron.collectives.backend.Backend` says; a sum is
-complete for every stream when :meth:`sum` returns. Importing needs neither CUDA nor NCCL.
+complete for every stream when :meth:`end_sum` returns. Importing needs neither CUDA nor NCCL.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -102,11 +103,24 @@ class RingStore(dist.Store):
         return data[8 : 8 + int.from_bytes(data[:8], "big")]
 
 
+class _Begun(NamedTuple):
+    """A sum that has been issued."""
+
+    complete: torch.cuda.Event
+    """Recorded behind it."""
+    patient: bool
+    last: Any
+    """Its last collective."""
+    converted: ConvertedBucket | None
+
+
 class NcclBackend:
     """The :class:`~spare_megatron.collectives.backend.Backend` on NCCL."""
 
     reads_sources = False
     converts = True
+    in_flight = 3
+    """While one moves, the next ones are called: a call takes as long as some ten MiB take to move."""
     forms_alone = False
     linger_s = RingBackend.linger_s
 
@@ -123,9 +137,12 @@ class NcclBackend:
         self._issued: torch.cuda.Event | None = None
         """Recorded behind the sum that was issued last; None while a sum is being issued."""
         self._last: Any = None
-        """The collective that was issued last, until it has ended without an error."""
-        self._held: ConvertedBucket | None = None
-        """What that sum is converted into: kernels may write to it until :meth:`halt` has returned."""
+        """The collective that was issued last."""
+        self._begun: deque[_Begun] = deque()
+        """Sums that have not ended; kernels may write to what they are converted into until :meth:`halt` has
+        returned."""
+        self._oldest_s = 0.0
+        """When the oldest of them became the oldest."""
         self._aborting: threading.Thread | None = None
 
     @property
@@ -162,33 +179,49 @@ class NcclBackend:
         self._stream = torch.cuda.Stream(self._device, priority=STREAM_PRIORITY)
         self.sum(torch.ones(1, device=self._device), patient=False)
 
-    def sum(
+    def sum(self, wire: torch.Tensor, patient: bool) -> None:
+        """Sum once."""
+        self.begin_sum(wire, patient)
+        self.end_sum(lambda: False)
+
+    def begin_sum(
         self,
         wire: torch.Tensor,
         patient: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> None:
-        """Sum ``wire``, which its writer has settled (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
+        """Issue the sum of ``wire``, which its writer has settled
+        (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
         assert source is None, "sources are not read here"
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            complete, self._issued, self._held = torch.cuda.Event(), None, converted
+            complete, self._issued = torch.cuda.Event(), None
             if converted is None:
                 self._all_reduce(wire)
             else:
                 self._convert(wire, converted)
             complete.record(self._stream)
             self._issued = complete
-        until_s = None if patient else time.monotonic() + self._timeout_s
-        while not complete.query():
+        if not self._begun:
+            self._oldest_s = time.monotonic()
+        self._begun.append(_Begun(complete, patient, self._last, converted))
+
+    def end_sum(self, more: Callable[[], bool]) -> bool:
+        one = self._begun[0]
+        while not one.complete.query():
             self._go_on()
-            self._look()
-            if until_s is not None and time.monotonic() > until_s:
+            _look(one.last)
+            if not one.patient and time.monotonic() > self._oldest_s + self._timeout_s:
                 raise BackendError(f"NCCL did not complete a sum within {self._timeout_s:g} s")
+            if more():
+                return False
             time.sleep(POLL_S)
-        self._look()
+        _look(one.last)
         self._go_on()  # an aborted kernel ends, too
+        self._begun.popleft()
+        self._oldest_s = time.monotonic()
+        return True
 
     def _all_reduce(self, wire: torch.Tensor) -> None:
         options = dist.AllreduceOptions()
@@ -221,12 +254,6 @@ class NcclBackend:
         self._last = work
         work.synchronize()
 
-    def _look(self) -> None:
-        """Raise what NCCL has reported about the collective that was issued last."""
-        if self._last is not None and self._last.is_completed():
-            last, self._last = self._last, None
-            last.wait()  # which waits for nothing any more
-
     def cut(self, why: str) -> None:
         self._reach.cut(why)
 
@@ -241,7 +268,7 @@ class NcclBackend:
         )
         self._aborting.start()
         self._drain(self._aborting)
-        self._held = None
+        self._begun.clear()
 
     def _abort(self, group: Any, unknown: bool) -> None:
         """Run the abort; where ``unknown`` is on the streams, wait for the whole device behind it."""
@@ -291,3 +318,9 @@ class NcclBackend:
             return not self._issued.query()
         except RuntimeError:  # the device has failed: nothing runs on it any more
             return False
+
+
+def _look(work: Any) -> None:
+    """Raise what NCCL has reported about a collective."""
+    if work.is_completed():
+        work.wait()  # which waits for nothing any more

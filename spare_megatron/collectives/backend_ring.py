@@ -41,6 +41,7 @@ class RingBackend:
 
     reads_sources = True
     converts = True
+    in_flight = 1
     forms_alone = True
     linger_s = 0.5
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
@@ -128,6 +129,12 @@ class RingBackend:
 
     def cut(self, why: str) -> None:
         self._links.cut(self._epoch, why)
+
+    begin_sum = sum
+    """It returns when the sum is complete."""
+
+    def end_sum(self, more: Callable[[], bool]) -> bool:
+        return True
 
     def halt(self) -> None:
         """Nothing is in flight outside :meth:`sum`."""

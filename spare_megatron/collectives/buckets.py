@@ -27,6 +27,8 @@ from spare_megatron.collectives.reduction import GradientReduction
 
 BUCKET_BYTES = 16 << 20
 """Above some MiB the time to fill and drain the ring does not show any more, and larger buckets gain nothing."""
+NCCL_BUCKET_BYTES = 64 << 20
+"""A call of NCCL takes as long as some ten MiB take to move (docs/gpu_costs.md)."""
 OVERLAPPED_BUCKETS = 8
 """An overlapped reduction is cut into at least so many buckets, unless they would be smaller than LEAST_BYTES: a single
 bucket could not leave before everything is computed."""

@@ -224,18 +224,28 @@ class Communicator:
             self._changed.notify_all()
 
     def _serve(self, backend: Backend) -> None:
+        begun = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self.given_up or self._queue)
+                if not begun:
+                    self._changed.wait_for(lambda: self.given_up or self._queue)
                 if self.given_up:
                     return
-                one = self._queue.popleft()
-            if one.settled is not None:
-                one.settled()
-            backend.sum(one.wire, one.patient, one.source, one.converted)
-            with self._changed:
-                self.done += 1
-                self._changed.notify_all()
+                one = self._queue.popleft() if self._queue and begun < backend.in_flight else None
+            if one is not None:
+                if one.settled is not None:
+                    one.settled()
+                backend.begin_sum(one.wire, one.patient, one.source, one.converted)
+                begun += 1
+            if backend.end_sum(self._is_queued if begun < backend.in_flight else _never):
+                begun -= 1
+                with self._changed:
+                    self.done += 1
+                    self._changed.notify_all()
+
+    def _is_queued(self) -> bool:
+        """Whether something waits to be begun."""
+        return bool(self._queue)
 
     def _note_ready(self) -> None:
         with self._changed:
@@ -254,3 +264,7 @@ class Communicator:
             self.error = self.error or f"{error}" or type(error).__name__
             self._unmet = error.links if isinstance(error, BackendError) else ()
             self._changed.notify_all()
+
+
+def _never() -> bool:
+    return False

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from spare_megatron.collectives.backend import Backend, Seat
 from spare_megatron.collectives.backend_ring import RingBackend
-from spare_megatron.collectives.buckets import BUCKET_BYTES, BufferPool
+from spare_megatron.collectives.buckets import BUCKET_BYTES, NCCL_BUCKET_BYTES, BufferPool
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
@@ -74,7 +74,7 @@ class ReplicaCommunicators:
         backend: str,
         device: torch.device | str = "cpu",
         timeout_s: float = SILENCE_S,
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         host: str = "127.0.0.1",
     ) -> None:
         """
@@ -85,7 +85,7 @@ class ReplicaCommunicators:
             device: the device of accumulators and results.
             timeout_s: until the neighbours in a new epoch are there, and for silence after that. Waiting for members
                 that still compute has no limit here: the control plane finds those that hang.
-            bucket_bytes: largest piece of a tensor that is summed at once.
+            bucket_bytes: largest piece of a tensor that is summed at once; None: what suits the backend.
             host: the address of this machine at which other ranks reach this one.
 
         Raises:
@@ -102,7 +102,7 @@ class ReplicaCommunicators:
         self._kind = backend
         self._device = torch.device(device)
         self._timeout_s = timeout_s
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes = bucket_bytes or (NCCL_BUCKET_BYTES if backend == "nccl" else BUCKET_BYTES)
         try:
             self._links = RingLinks(me, host, timeout_s)
         except OSError as error:

@@ -248,6 +248,36 @@ def test_an_abort_that_hangs_keeps_nobody_and_is_said(
         one.close()
 
 
+def test_several_sums_are_in_flight(ring: list[RingLinks], nccl: Nccl) -> None:
+    """The next ones are called while one moves; all of their buffers are free together after a cut."""
+    members = formed(ring)
+    waiting = members[0].communicator
+    for _ in range(NcclBackend.in_flight + 2):
+        waiting.submit(torch.ones(4), patient=True)
+    most = 1 + NcclBackend.in_flight
+    until(lambda: any(record.issued == most for record in nccl.made))
+    time.sleep(0.1)
+    assert not any(record.issued > most for record in nccl.made)
+    members[1].communicator.submit(torch.ones(4))
+    until(lambda: waiting.done == 1)
+    until(lambda: any(record.issued == most + 1 for record in nccl.made))
+    assert waiting.busy
+    for member in members:
+        member.end()
+    assert not waiting.busy
+    one_owner_and_one_abort(nccl)
+
+
+def test_a_sum_that_comes_while_one_moves_is_called_at_once(ring: list[RingLinks], nccl: Nccl) -> None:
+    members = formed(ring)
+    for number in range(2, 2 + NcclBackend.in_flight):
+        members[0].communicator.submit(torch.ones(4), patient=True)
+        until(lambda number=number: any(record.issued == number for record in nccl.made))  # type: ignore[misc]
+    assert members[0].communicator.done == 0
+    for member in members:
+        member.end()
+
+
 def test_streams_are_none_that_a_groups_collectives_use(ring: list[RingLinks], nccl: Nccl) -> None:
     members = formed(ring)
     assert all(record.high_priority for record in nccl.made)
@@ -263,12 +293,14 @@ def test_each_member_converts_the_chunk_that_it_owns(size: int, nccl: Nccl, monk
     links = links_of(size)
     members = formed(links)
     share = size * ALIGNMENT
-    for numel in (1, 9, share - 1, share, share + 1, 1000, 3 * share + 7):
+    for numel in (1, 9, share - 1, share, share + 1, 1000, 3 * share + 7):  # of each, several are in flight
         given = [torch.arange(numel) * (rank + 1) for rank in range(size)]
         tallies = [toy_conversion.Conversion([one], 1).begin() for one in given]
         results = [torch.full((numel,), torch.nan) for _ in given]
         for member, one, tally, result in zip(members, given, tallies, results, strict=True):
             member.communicator.submit(one.clone(), converted=ConvertedBucket(tally, 0, 0, result))
+            for _ in range(NcclBackend.in_flight):
+                member.communicator.submit(one.clone())
         for member in members:
             member.until(lambda one: one.done == one.submitted)
             assert not member.communicator.error

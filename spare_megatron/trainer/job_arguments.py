@@ -271,8 +271,11 @@ def _check_parked(namespace: Namespace, place: Place) -> None:
 
 
 def _launcher_notes(namespace: Namespace, place: Place) -> Iterator[str]:
-    """Sentences where commands were given that this job's launcher does not run."""
+    """Sentences where flags were given that this job's launcher does not carry out."""
     command, check = namespace.spare_on_event, namespace.spare_health_check
+    preload = namespace.spare_preload
+    if preload is not None and place.launcher not in ("spare-launch", "none"):
+        yield f"--spare-preload {preload}: only spare-launch forks ranks; here each makes its own imports"
     if place.starts_again or place.launcher == "none":
         return
     if command is not None:

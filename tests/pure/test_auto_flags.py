@@ -92,8 +92,10 @@ def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_this_launcher_does_not_run_is_told(environ: dict[str, str], not_run: set[str]) -> None:
-    notes = job_of("--spare-health-check true --spare-on-event true", environ)[0].notes
+    notes = job_of("--spare-health-check true --spare-on-event true --spare-preload own", environ)[0].notes
     assert {note.split()[0] for note in notes if "'true' is for spare-launch and spare-slurm" in note} == not_run
+    alone = "--spare-preload own: only spare-launch forks ranks; here each makes its own imports"
+    assert (alone in notes) == ("SLURM_PROCID" in environ)
 
 
 def test_only_a_launcher_that_starts_the_job_again_is_asked_for_a_planned_restart() -> None:

@@ -87,7 +87,9 @@ def can_fork(environ: Mapping[str, str]) -> bool:
 def fork(command: Sequence[str], environ: Mapping[str, str], log: Path, directory: Path = ROOT) -> ForkedProcess:
     """Start ``command``, a script or ``-m`` and a module behind the interpreter, with its output in ``log``."""
     with open(os.devnull, "rb") as nothing, log.open("wb") as out:
-        return _link().start(command, environ, (nothing.fileno(), out.fileno(), out.fileno()), str(directory))
+        process = _link().start(command, environ, (nothing.fileno(), out.fileno(), out.fileno()), str(directory))
+    process.release()
+    return process
 
 
 class PipedProcess:
@@ -97,6 +99,7 @@ class PipedProcess:
         ends = [os.pipe() for _ in range(3)]
         (asked, said, failed), mine = [ends[0][0], ends[1][1], ends[2][1]], [ends[0][1], ends[1][0], ends[2][0]]
         self.process = _link().start(command, environ, (asked, said, failed), str(ROOT))
+        self.process.release()
         for fd in (asked, said, failed):
             os.close(fd)
         self.pid = self.process.pid

@@ -36,10 +36,17 @@ class ForkRefusedError(Exception):
 class ForkedProcess:
     """A process that a parent has forked; has what is used of :class:`subprocess.Popen`."""
 
-    def __init__(self, link: ParentLink, pid: int) -> None:
-        self._link, self.pid = link, pid
+    def __init__(self, link: ParentLink, pid: int, leash: int) -> None:
+        """``leash``: the descriptor of :meth:`release`, which belongs to this object."""
+        self._link, self.pid, self._leash = link, pid, leash
         self._handle = os.pidfd_open(pid)
         self.returncode: int | None = None
+
+    def release(self) -> None:
+        """Let it run; until then it waits, and ends if this process does. To be called once."""
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            os.write(self._leash, b"!")
+        os.close(self._leash)
 
     def poll(self) -> int | None:
         """The exit code, or minus the number of the signal, if the process has ended."""
@@ -107,10 +114,11 @@ class ParentLink:
         streams: tuple[int, int, int],
         directory: str | None = None,
     ) -> ForkedProcess:
-        """Fork a process that runs ``command`` (the interpreter, a script or ``-m`` and a module, flags).
+        """Fork a process that will run ``command`` (the interpreter, a script or ``-m`` and a module, flags) when it is
+        released.
 
         Raises OSError where the parent does not do it; the process then runs nothing."""
-        leash, release = os.pipe()
+        leash, mine = os.pipe()
         try:
             request = {
                 "ask": "start",
@@ -118,13 +126,12 @@ class ParentLink:
                 "environ": dict(environ),
                 "directory": directory or os.getcwd(),
             }
-            pid = self._ask(request, (*streams, leash))["pid"]
-            process = ForkedProcess(self, pid)
-            os.write(release, b"!")
-            return process
+            return ForkedProcess(self, self._ask(request, (*streams, leash))["pid"], mine)
+        except BaseException:
+            os.close(mine)
+            raise
         finally:
             os.close(leash)
-            os.close(release)
 
     def reap(self, pid: int) -> int:
         """The status of an ended process; :data:`UNKNOWN` where the parent cannot say it."""

@@ -123,6 +123,8 @@ class Processes:
         child = Child(name, process)
         self._children[child.pid] = child
         self.guard.add(child.pid)
+        if isinstance(process, ForkedProcess):
+            process.release()
         asyncio.get_running_loop().add_reader(child.handle, self._ended, child, ended)
         return child
 

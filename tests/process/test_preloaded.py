@@ -98,7 +98,9 @@ def start(link: ParentLink, command: list[str], log: Path, directory: Path, **en
     """Fork a process with its output in ``log``."""
     with open(os.devnull, "rb") as nothing, log.open("ab") as out:
         streams = (nothing.fileno(), out.fileno(), out.fileno())
-        return link.start(command, {**preloaded.environment(), **environ}, streams, str(directory))
+        process = link.start(command, {**preloaded.environment(), **environ}, streams, str(directory))
+    process.release()
+    return process
 
 
 def test_a_forked_process_is_as_a_spawned_one(script: Path, tmp_path: Path) -> None:
@@ -184,6 +186,7 @@ def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess
     asked, answered = os.pipe()
     with log.open("ab") as out:
         one = link.start([sys.executable, str(path)], preloaded.environment(), (asked, out.fileno(), out.fileno()))
+    one.release()
     os.close(asked)
     _until(lambda: log.read_text() == "on\n")
     process.kill()
@@ -310,3 +313,18 @@ def test_a_variable_that_a_script_sets_after_its_parents_imports_is_named(tmp_pa
     assert log.read_text() == "['OMP_NUM_THREADS', 'PYTHONPATH']\n"
     done = subprocess.run(command, env=preloaded.environment(), capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_what_is_not_released_runs_nothing(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """As where the launcher dies before it has noted the process."""
+    link, _ = light
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("print('on', flush=True)")
+    with open(os.devnull, "rb") as nothing, log.open("ab") as out:
+        streams = (nothing.fileno(), out.fileno(), out.fileno())
+        one = link.start([sys.executable, str(path)], preloaded.environment(), streams)
+    time.sleep(0.2)
+    assert one.poll() is None
+    os.close(one._leash)
+    assert one.wait(20.0) == 1
+    assert log.read_text() == ""

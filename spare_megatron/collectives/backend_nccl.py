@@ -6,7 +6,7 @@ thread, the owner, makes the group, issues sums, polls for their end and ends th
 that the owner polls. Whatever ends the communicator, its owner leaves its wait, has it aborted, and waits until nothing
 is on the stream any more.
 
-What torch does, as read in the sources of 2.11 to 2.14 (ProcessGroupNCCL.cpp and NCCLUtils.cpp):
+What torch does, as read in the sources of 2.9 and the headers of 2.14.1 (ProcessGroupNCCL.cpp and NCCLUtils.cpp):
 
 * The communicator is non-blocking (``config.blocking = 0``). Its initialisation returns at once; the first call that
   needs it (``NCCLComm::getNcclComm``) polls in ``waitReady`` until it is ready. That holds the communicator's mutex,

@@ -1,6 +1,7 @@
 """Stands for torch's ``ProcessGroupNCCL`` where there is no GPU: it holds and calls things as torch's C++ does.
 
-Read in torch/csrc/distributed/c10d of torch 2.9, and in the headers of 2.14.1. The functions named here are those of ProcessGroupNCCL.cpp
+Read in torch/csrc/distributed/c10d of torch 2.9, and in the headers of 2.14.1. The functions named here are those of
+ProcessGroupNCCL.cpp
 where no other file is named; line numbers are those of the headers that torch 2.14.1 installs.
 
 =====================================  ================================================================================

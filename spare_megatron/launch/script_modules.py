@@ -23,7 +23,7 @@ OF_A_JOB = (
     "spare_megatron.tuner.piece_size",
     "spare_megatron.megatron_adapter.data.datasets",
     "spare_megatron.megatron_adapter.data.tokenizers",
-    "megatron.core.tokenizers.text.utils.build_tokenizer",
+    "spare_megatron.megatron_adapter.preload",
 )
 """What every rank of a Megatron job imports, at its beginning or later."""
 _TORCH = ("numpy.random", "torch")

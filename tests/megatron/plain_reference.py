@@ -38,6 +38,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # n
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
+from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
@@ -121,6 +122,7 @@ def steps(
 
 
 def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
+    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # an earlier case of this process may have had fewer layers
     seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)

@@ -100,7 +100,7 @@ def test_a_job_passes_over_the_damaged_one(save: Path, tmp_path: Path, capsys: p
     largest = max((save / iteration_name(NEWER)).glob("*.distcp"), key=lambda path: path.stat().st_size)
     words = ("--load", str(save), "--save", str(save), "--save-interval", "2")
     with flipped(largest, largest.stat().st_size // 2, 1):
-        shape: dict[str, Any] = {"groups": 1, "group_size": None, "beside": True}
+        shape: dict[str, Any] = {"groups": 1, "group_size": None}
         job = launch(tmp_path / "run", *FLAGS, *words, **shape, script="pretrain_gpt.py")
         lines = job.finish(timeout_s=110)
         data = largest.read_bytes()

@@ -37,7 +37,7 @@ not."""
 def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     """The metrics of one job of two groups, and the digest of what it saved last."""
     words = (*FLAGS, *more, "--save", str(run_dir / "save"), "--tensorboard-dir", str(run_dir / "boards"))
-    shape: dict[str, Any] = {"groups": 2, "group_size": None, "beside": True}
+    shape: dict[str, Any] = {"groups": 2, "group_size": None}
     job = launch(run_dir, *words, **shape, script="pretrain_gpt.py", inject=inject)
     return job.finish(timeout_s=240), digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 

@@ -299,7 +299,7 @@ def test_yaml(tmp_path: Path, marker: Path) -> None:
 def test_a_job_does_not_start_from_it(directory: Path, marker: Path, tmp_path: Path, name: str) -> None:
     content: Any = {"iteration": STEP, "args": Strange(marker)} if name == "common.pt" else Strange(marker)
     plant(directory, name, content)
-    shape: dict[str, Any] = {"groups": 1, "group_size": None, "beside": True}
+    shape: dict[str, Any] = {"groups": 1, "group_size": None}
     job = launch(tmp_path / "run", *FLAGS, "--load", str(directory.parent), **shape, script="pretrain_gpt.py")
     assert job.process.wait(timeout=110) == 2
     said = (job.run_dir / "launch.out").read_text() + (job.run_dir / "logs/group-0/rank-0.log").read_text()

@@ -42,7 +42,7 @@ def train(
     """One job through spare-launch to its end."""
     alone = ("--spare-piece-microbatches", "1") if groups == 1 else ()  # as several groups choose
     words = (*FLAGS, *flags, *alone, "--spare-redundancy", str(redundancy))
-    shape: dict[str, Any] = {"groups": groups, "group_size": None, "beside": True}
+    shape: dict[str, Any] = {"groups": groups, "group_size": None}
     job = launch(run_dir, *words, **shape, script="pretrain_gpt.py", inject=inject)
     return job, job.finish(timeout_s=240)
 

@@ -77,7 +77,7 @@ def ported(folder: Path, *, flags_first: bool) -> Path:
 def train(folder: Path, *inject: str, flags_first: bool = False) -> tuple[Job, list[dict[str, Any]]]:
     folder.mkdir()
     script = ported(folder, flags_first=flags_first)
-    shape: dict[str, Any] = {"groups": 2, "group_size": None, "beside": True}
+    shape: dict[str, Any] = {"groups": 2, "group_size": None}
     job = launch(folder / "run", *FLAGS, **shape, script=str(script), inject=inject)
     return job, job.finish(timeout_s=240)
 

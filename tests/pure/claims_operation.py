@@ -82,7 +82,7 @@ def looking_on() -> Iterator[Claim]:
     for words, model in (("toy", "toy"), ("small Megatron job, PP2", "megatron")):
         ways = ("standby", "relieved", "nothing")
         figures = tuple(waited("full_strength_median_s", model=model, way=way) for way in ways)
-        yield Claim(page, f"| {words} | {{}} | {{}} | {{}} | {{}} |", figures)
+        yield Claim(page, f"| {words} | {{}} | {{}} | {{}} |", figures)
     yield Claim(
         page,
         "showed a loss {} s (median) and {} s (at most) after the journal's record of it, and a return after {} s and "

@@ -85,9 +85,6 @@ def _refused() -> Iterator[str]:
         by_refusal.setdefault(refusal, []).append(name)
     for (dest, value), why in refusals.VALUES.items():
         by_refusal.setdefault(refusals.Refusal(*why), []).append(f"--{dest.replace('_', '-')} {value}")
-    names = {spec.dest: spec.names[0] for spec in all_specs()}
-    for dest, (*why, _) in refusals.DEFAULT_ONLY.items():
-        by_refusal.setdefault(refusals.Refusal(*why), []).append(names[dest])
     for refusal, flags in by_refusal.items():
         yield f"| {refusal.reason} | {refusal.instead or '-'} | {' '.join(f'`{flag}`' for flag in flags)} |"
 

@@ -109,6 +109,18 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         ),
     ),
     (
+        "the optimizer updates on the device, where its fp32 weights and moments stay: 12 bytes a parameter that "
+        "Megatron would keep in host memory, divided over inner data ranks with --use-distributed-optimizer",
+        (
+            "optimizer-cpu-offload",
+            "optimizer-offload-fraction",
+            "use-torch-optimizer-for-cpu-offload",
+            "overlap-cpu-optimizer-d2h-h2d",
+            "no-pin-cpu-grads",
+            "no-pin-cpu-params",
+        ),
+    ),
+    (
         "weights are built on their device, each group its own, with the values that Megatron's seed gives them",
         ("init-model-with-meta-device",),
     ),

@@ -235,9 +235,6 @@ def nearest(name: str, own: frozenset[str]) -> str:
 def refuse_values(namespace: argparse.Namespace) -> None:
     """ConfigError for a flag that is honoured, but not with the value it has."""
     specs = {spec.dest: spec for spec in all_specs()}
-    for dest, (*why, needed) in refusals.DEFAULT_ONLY.items():
-        if getattr(namespace, dest) != specs[dest].default and getattr(namespace, needed):
-            raise ConfigError(refusals.Refusal(*why).sentence(specs[dest].names[0]))
     for (dest, value), why in refusals.VALUES.items():
         given = getattr(namespace, dest)
         if given == value or (isinstance(given, list) and value in given):

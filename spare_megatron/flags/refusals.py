@@ -51,17 +51,6 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
 }
 
 
-# destination -> (reason, nearest choice, destination of the flag without which it does nothing): flags whose default
-# holds and whose other values this version cannot honour.
-DEFAULT_ONLY: dict[str, tuple[str, str, str]] = {
-    "no_save_optim": (
-        "a checkpoint without optimizer state could not mask a later wipe-out",
-        "leave it out, or leave out --save",
-        "save",
-    ),
-}
-
-
 @dataclass(frozen=True)
 class Refusal:
     """Why a flag is refused, and the nearest choice ('' where there is none)."""

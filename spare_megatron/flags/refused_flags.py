@@ -129,12 +129,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "fine-grained-activation-offloading",
             "offload-modules",
             "min-offloaded-tensor-size",
-            "optimizer-cpu-offload",
-            "optimizer-offload-fraction",
-            "use-torch-optimizer-for-cpu-offload",
-            "overlap-cpu-optimizer-d2h-h2d",
-            "no-pin-cpu-grads",
-            "no-pin-cpu-params",
         ),
     ),
     (

@@ -295,8 +295,14 @@ def say_inner(ns: Namespace, shape: JobShape) -> None:
 
 
 def say_auto(ns: Namespace) -> None:
-    """Add notes about choices that were asked for with 'auto' and cannot be made without --save."""
+    """Add notes about choices that were asked for with 'auto' and cannot be made without --save, or about what a save
+    without the optimizer cannot do."""
     if ns.save is not None:
+        if ns.no_save_optim:
+            ns.spare_notes += (
+                "--no-save-optim: no checkpoint has the optimizer's state, so a wipe-out ends the job; go on from its "
+                "weights with --load and --no-load-optim",
+            )
         return
     if ns.save_interval == "auto":
         ns.spare_notes += ("--save-interval auto without --save: nothing is saved or measured; give --save DIR",)

@@ -102,7 +102,7 @@ class JobArguments:
             groups_return=spare.max_group_restarts > 0 and self.place.starts_again,
             standby_groups=spare.standby_groups,
             adopt_s=None if spare.no_adoption else spare.adopt_timeout_s,
-            can_restart=saves and self.place.starts_again,
+            can_restart=saves and self.place.starts_again and not self.checkpoint.no_save_optim,
         )
 
     @property

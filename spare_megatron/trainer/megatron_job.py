@@ -350,7 +350,7 @@ def _saver(
         return None
     flags = plain(vars(args))
     batches = start.batches(job)
-    checkpointer = group_checkpoint.Checkpointer(engine.replica)
+    checkpointer = group_checkpoint.Checkpointer(engine.replica, optimizer=not config.no_save_optim)
 
     def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
         consumed = batches.consumed_before(step + 1)

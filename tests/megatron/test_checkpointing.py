@@ -58,6 +58,7 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
         "plain": plain_load(rank, store, f"{directory}/dense"),
         "unused": unused(rank, store, f"{directory}/unused"),
         "rates": rates(rank, PrefixStore("rates", store), f"{directory}/rates"),
+        "without": without_optimizer(rank, PrefixStore("without", store), f"{directory}/without"),
     }
 
 
@@ -120,6 +121,37 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
         finally:
             world.destroy()
     return histories
+
+
+def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None:
+    """What a checkpoint that was saved with --no-save-optim has, and what loading it gives. On rank 0."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.config.errors import ConfigError
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.checkpoint.digest import model_tensors
+    from tests.megatron import groups
+
+    if rank:
+        return None
+    one = case(groups=1, steps=STEPS, tied=False)
+    engine = groups.engine_of(one, 0, store)
+    try:
+        peers = groups.peers_of(PrefixStore("peers", store), 0, 1)
+        groups.one_step(engine, peers, one, 0, 1)
+        saved = engine.weights_checksums()
+        group_checkpoint.save(path, engine.replica, optimizer=False, step=1, consumed_samples=16)
+        names = list(model_tensors(path, optimizer=True))
+        groups.one_step(engine, peers, one, 0, 2)
+        said = ""
+        try:
+            group_checkpoint.load(path, engine.replica)
+        except ConfigError as error:
+            said = str(error)
+        step = group_checkpoint.load(path, engine.replica, optimizer=False).step
+        return {"names": names, "said": said, "step": step, "same": engine.weights_checksums() == saved}
+    finally:
+        groups.group_world.destroy()
 
 
 def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: str) -> list[Any] | None:
@@ -240,6 +272,14 @@ def test_rates_are_those_that_the_flags_or_the_checkpoint_say(results: list[Any]
     assert found["flags"] == pytest.approx([0.5 * rate for rate in saved])
     # rates that are not the schedule's are the flags'
     assert found["its"] == pytest.approx([rate if rate == max(saved) else 0.5 * rate for rate in saved])
+
+
+def test_a_checkpoint_without_the_optimizer_has_the_weights(results: list[Any]) -> None:
+    found = results[0]["without"]
+    assert found["names"]
+    assert not [name for name in found["names"] if name.startswith("optimizer.")]
+    assert "has no optimizer state, as it was saved with --no-save-optim; add --no-load-optim" in found["said"]
+    assert (found["step"], found["same"]) == (1, True)
 
 
 def test_state_before_the_first_update(results: list[Any]) -> None:

@@ -76,8 +76,10 @@ class Loaded:
 class Checkpointer:
     """Takes this rank's shares of the checkpoints of its group; a job makes one."""
 
-    def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+    def __init__(self, replica: Replica, *, optimizer: bool = True) -> None:
+        """Without ``optimizer`` checkpoints have neither its state nor the schedule's, as Megatron's have not with
+        ``--no-save-optim``."""
+        self._replica, self._optimizer = replica, optimizer
         self._writer = ShareWriter()
 
     def take(
@@ -102,10 +104,14 @@ class Checkpointer:
             copied: see :meth:`ShareWriter.take`.
         """
         replica = self._replica
-        optimizer_gather.give_first_state(replica)
-        whole = optimizer_gather.gathered(replica)
-        state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
-        add_distributed(_parts(state["optimizer"]))
+        if self._optimizer:
+            optimizer_gather.give_first_state(replica)
+            whole = optimizer_gather.gathered(replica)
+            state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
+            add_distributed(_parts(state["optimizer"]))
+            state["opt_param_scheduler"] = replica.scheduler.state_dict()
+        else:
+            state = _sharded_state(replica, dict(_CONTENT), is_loading=False, optimizer=False)
         state["args"] = argparse.Namespace(
             **{
                 **(args or {}),
@@ -116,19 +122,18 @@ class Checkpointer:
         state[_RANK_STATE] = _rank_object(rank_state)
         state["checkpoint_version"] = CHECKPOINT_VERSION
         state["iteration"] = step
-        state["opt_param_scheduler"] = replica.scheduler.state_dict()
         state["content_metadata"] = dict(_CONTENT)
         return self._writer.take(state, directory, copied=copied)
 
 
-def save(directory: str | Path, replica: Replica, **told: Any) -> None:
+def save(directory: str | Path, replica: Replica, *, optimizer: bool = True, **told: Any) -> None:
     """Write the group's state into ``directory``, which must be new or empty, and wait until it is written. Collective.
 
     ``told`` has the keyword arguments of :meth:`Checkpointer.take`. An error while writing is raised only on its rank,
     while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.trainer.saving` instead.
     """
     directory = Path(directory)
-    share = Checkpointer(replica).take(directory, copied=False, **told)
+    share = Checkpointer(replica, optimizer=optimizer).take(directory, copied=False, **told)
     directory.mkdir(parents=True, exist_ok=True)
 
     def create(name: str) -> Any:
@@ -155,6 +160,11 @@ def load(
     whole = optimizer_gather.empty(replica) if optimizer else replica
     state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
     stored = _stored(directory)
+    if optimizer and "optimizer" not in common and not any(name.startswith("optimizer.") for name in stored):
+        raise ConfigError(
+            f"{directory} has no optimizer state, as it was saved with --no-save-optim; add --no-load-optim to go on "
+            "with its weights and new moments"
+        )
     form = form_of(directory, stored) if optimizer else ""
     here = state.pop("optimizer", None)
     if form == RESHARDABLE:

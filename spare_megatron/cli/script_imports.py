@@ -15,8 +15,12 @@ from spare_megatron.config.plural import counted
 from spare_megatron.launch.script_sources import imports_of, script_and_modules
 
 PACKAGE = "megatron.training"
-SED = r"s/\bmegatron\.training\b/spare_megatron.training/g; s/\bfrom \(megatron import training\)/from spare_\1/"
-"""The command of sed that ports a script."""
+SED = (
+    r"s/\bmegatron\.\(training\|legacy\.model\)\b/spare_megatron.\1/g; "
+    r"s/\bfrom \(megatron import training\)/from spare_\1/"
+)
+"""The command of sed that ports a script. The builders of Megatron-LM until 0.17 also import ``megatron.legacy.model``,
+which no wheel has."""
 
 
 def check_imports(script: Path) -> None:

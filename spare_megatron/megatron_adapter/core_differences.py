@@ -79,11 +79,17 @@ def explain_import(error: ImportError) -> ConfigError | None:
     )
 
 
-class QuietLogs(logging.Filter):
-    """Drops what megatron-core logs at every start about choices that are this package's, not the user's."""
+deprecations: list[str] = []
+"""What megatron-core has said in this process of the models that it builds; a job shows it once, not once per group."""
 
+
+class QuietLogs(logging.Filter):
+    """Drops what megatron-core logs at every start about choices that are this package's, not the user's, and keeps
+    back what concerns the whole job."""
+
+    _OF_THE_JOB = "GPTModel IS DEPRECATED"  # 0.19: the model that pretrain_gpt.py builds
     _TEXTS = (
-        "GPTModel IS DEPRECATED",  # 0.19: the model that pretrain_gpt.py builds
+        _OF_THE_JOB,
         "full_param_layout not provided",  # 0.18: DDP then lays its buffers out as before
         "async save is deprecated",  # 0.17: only its planning is used here
         "load_common is deprecated",  # 0.19
@@ -92,7 +98,12 @@ class QuietLogs(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether ``record`` is logged."""
-        return not (record.name.startswith("megatron.") and any(text in str(record.msg) for text in self._TEXTS))
+        text = str(record.msg)
+        if not record.name.startswith("megatron.") or not any(known in text for known in self._TEXTS):
+            return True
+        if self._OF_THE_JOB in text and text not in deprecations:
+            deprecations.append(text)
+        return False
 
 
 # --------------------------------------------------------------------------------------------------------- configs

@@ -33,7 +33,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data, looked_at
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
-from spare_megatron.megatron_adapter import versions
+from spare_megatron.megatron_adapter import core_differences, versions
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
@@ -141,6 +141,8 @@ def run_megatron_job(
         slow = kernels.why_slow(compute_device().type) if exact else ""
         if slow:
             log.warning("%s", slow)
+        if not place.restarts:
+            _pass_on_deprecations(RunDirectory(place.run_dir))
         append_progress(job, "Starting job")
     needed = start.batches(job).consumed_before(job.train_iters + 1)
     train_samples, *others = sample_counts(job.train_iters, args)
@@ -209,6 +211,12 @@ def run_megatron_job(
     finally:
         end_hooks()
         loaders.close()
+
+
+def _pass_on_deprecations(run_dir: RunDirectory) -> None:
+    """Show once what megatron-core has said of models that it will give up; the job trains them all the same."""
+    for text in core_differences.deprecations:
+        run_dir.notice(f"megatron-core {versions.core_version()} says: {text}")
 
 
 def _lead_ahead(place: Place) -> None:

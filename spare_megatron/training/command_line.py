@@ -18,7 +18,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
 from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.megatron_adapter.core_differences import explain_import
+from spare_megatron.megatron_adapter.core_differences import QuietLogs, explain_import
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.job_arguments import JobArguments, parse_job
 from spare_megatron.trainer.waiting import PlaceFormatter
@@ -33,10 +33,21 @@ def read(
     """The job that ``sys.argv`` and the environment describe, and its flags; from now on this process logs. Raises
     ConfigError."""
     job, args = parse_job(sys.argv[1:], os.environ, extra_args_provider, args_defaults)
+    _log(job)
+    return job, args
+
+
+def _log(job: JobArguments) -> None:
+    """Log with this rank's place, unless the script has set up its own logging. A bare ``logging.basicConfig()``, as
+    absl-py makes it when megatron-core 0.19 imports emerging-optimizers, is a library's and is replaced."""
+    root = logging.getLogger()
+    for other in root.handlers[:] if root.level == logging.WARNING else ():
+        if type(other) is logging.StreamHandler and getattr(other.formatter, "_fmt", None) == logging.BASIC_FORMAT:
+            root.removeHandler(other)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PlaceFormatter(job.place))
+    handler.addFilter(QuietLogs())
     logging.basicConfig(level=job.logging.logging_level or logging.INFO, handlers=[handler])
-    return job, args
 
 
 def job_runner() -> Callable[..., ExitCode]:

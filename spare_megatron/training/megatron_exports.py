@@ -64,7 +64,6 @@ REFUSED = {
     "calc_params_l2_norm": "it is not provided; use --log-params-norm",
     "print_params_min_max_norm": "it is not provided; use --log-params-norm",
     "check_adlr_autoresume_termination": "there is no such service here; Slurm jobs queue themselves again",
-    "update_seqlen_stats_from_cu_seqlens": "packed sequences are not supported",
     "update_use_dist_ckpt": _SAVES,
     "validate_args": "parse_and_validate_args() of spare_megatron.training.arguments reads the flags and checks them",
 }

@@ -68,5 +68,10 @@ def get_train_valid_test_num_samples() -> tuple[int, int, int]:
     return sample_counts(args.train_iters, args)
 
 
+def update_seqlen_stats_from_cu_seqlens(_cu_seqlens: Any) -> None:
+    """Refused where it is called: a script imports it always, and calls it for packed sequences only."""
+    raise ConfigError("update_seqlen_stats_from_cu_seqlens() was called, but packed sequences are not supported")
+
+
 def __getattr__(name: str) -> Any:
     raise megatron_exports.missing(__name__, name)

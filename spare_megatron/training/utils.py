@@ -34,13 +34,18 @@ __all__ = [
 ]
 
 
-def get_batch_on_this_tp_rank(data_iterator: Iterator[Any] | None, mtp_on_this_rank: bool = False) -> dict[str, Any]:
+def get_batch_on_this_tp_rank(
+    data_iterator: Iterator[Any] | None, mtp_on_this_rank: bool = False, needs_padding_mask: bool = False
+) -> dict[str, Any]:
     """The next microbatch as ``tokens``, ``labels``, ``loss_mask``, ``attention_mask``, ``position_ids``.
 
     Tensors are [micro batch size, sequence length] (the attention mask [micro batch size, 1, seq, seq]); None where
     this pipeline stage does not need one. The last stage of a model with multi-token prediction needs all, whether
-    ``mtp_on_this_rank`` says so or, as in older scripts, nothing. Collective in the tensor-parallel group.
+    ``mtp_on_this_rank`` says so or, as in older scripts, nothing. ``needs_padding_mask``, of data that are not
+    supported, is refused. Collective in the tensor-parallel group.
     """
+    if needs_padding_mask:
+        raise ConfigError("get_batch_on_this_tp_rank(needs_padding_mask=True) is not supported: no data set here pads")
     from spare_megatron.megatron_adapter.data import microbatch_broadcast
 
     args = get_args()
@@ -79,19 +84,36 @@ def get_blend_and_blend_per_split(args: Namespace) -> tuple[Blend | None, list[B
     return named
 
 
+_MASK_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+_MASK_FLAGS_AND_PADS = ("pad_token", *_MASK_FLAGS, "pad_mask_loss", "create_attention_mask")
+
+
 def get_ltor_masks_and_position_ids(
-    data: torch.Tensor,
-    eod_token: int,
-    reset_position_ids: bool,
-    reset_attention_mask: bool,
-    eod_mask_loss: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    data: torch.Tensor, eod_token: int, *ordered: Any, **named: Any
+) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
     """Masks and positions of a left-to-right model for ``data`` [batch, sequence].
 
+    The other arguments stand in the order of any Megatron: ``reset_position_ids``, ``reset_attention_mask``,
+    ``eod_mask_loss``; since 0.15 ``pad_token`` before and ``pad_mask_loss`` behind them, in the newest also
+    ``create_attention_mask``. Only ``eod_token`` ends a document; a pad is masked in the loss.
+
     Returns:
-        attention mask [batch or 1, 1, sequence, sequence], True where a token must *not* be seen; loss mask [batch,
-        sequence]; position ids [batch, sequence].
+        attention mask [batch or 1, 1, sequence, sequence], True where a token must *not* be seen, or None without one;
+        loss mask [batch, sequence]; position ids [batch, sequence].
     """
+    pads = len(ordered) > len(_MASK_FLAGS) or "pad_token" in named
+    given = {**dict(zip(_MASK_FLAGS_AND_PADS if pads else _MASK_FLAGS, ordered, strict=False)), **named}
+    pad_token, pad_mask_loss = given.pop("pad_token", None), given.pop("pad_mask_loss", False)
+    with_mask = given.pop("create_attention_mask", True)
+    hidden, loss_mask, positions = _masks_and_positions(data, eod_token, **given)
+    if pad_mask_loss:
+        loss_mask[data == pad_token] = 0.0
+    return hidden if with_mask else None, loss_mask, positions
+
+
+def _masks_and_positions(
+    data: torch.Tensor, eod_token: int, reset_position_ids: bool, reset_attention_mask: bool, eod_mask_loss: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, length = data.shape
     ends = data == eod_token
     positions = torch.arange(length, dtype=torch.long, device=data.device).expand(batch, length)

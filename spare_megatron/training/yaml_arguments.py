@@ -9,8 +9,8 @@ from spare_megatron.trainer.user_state import core_transformer_config_from_args
 from spare_megatron.training import megatron_exports
 
 
-def core_transformer_config_from_yaml(args: Namespace, transformer_key: str = "language_model") -> Any:
-    """The TransformerConfig of the flags, which hold what the file said."""
+def core_transformer_config_from_yaml(args: Namespace, transfomer_key: str = "language_model") -> Any:
+    """The TransformerConfig of the flags, which hold what the file said; the key is spelt as in Megatron."""
     return core_transformer_config_from_args(args)
 
 

@@ -133,3 +133,13 @@ def test_masks_and_positions_are_those_of_megatron_core() -> None:
             assert torch.equal(hidden.expand(3, 1, 8, 8)[index], want[0])
             assert torch.equal(loss_mask[index], want[1])
             assert torch.equal(positions[index], want[2])
+        # the order of Megatron-LM 0.15 and newer; 7 is a pad
+        padded = get_ltor_masks_and_position_ids(rows, 0, 7, *flags, True)
+        assert torch.equal(padded[0], hidden)
+        assert torch.equal(padded[1], loss_mask * (rows != 7))
+        assert torch.equal(padded[2], positions)
+    assert (
+        get_ltor_masks_and_position_ids(rows, 0, 7, False, False, False, False, create_attention_mask=False)[0] is None
+    )
+    with pytest.raises(TypeError, match="eod_mask_loss"):
+        get_ltor_masks_and_position_ids(rows, 0, False, False)

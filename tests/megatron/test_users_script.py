@@ -1,19 +1,26 @@
 """A user's script runs here with its imports of megatron.training renamed, and loses a group without a trace.
 
-The job that loses the group runs the script as Megatron's of today are written: they read the flags first.
+The job that loses the group runs the script as Megatron's of today are written: they read the flags first. A second
+script has the imports and the calls of Megatron-LM's newest, with its builders in modules beside it.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spare_megatron.cli.script_imports import SED
+from spare_megatron.megatron_adapter.versions import release
 from tests.process.harness import Job, launch
 
-SCRIPT = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
+DATA = Path(__file__).parents[1] / "data"
+SCRIPT = DATA / "users_pretrain_gpt.py"
 STEPS = 6
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),
@@ -82,6 +89,17 @@ def train(folder: Path, *inject: str, flags_first: bool = False) -> tuple[Job, l
     return job, job.finish(timeout_s=240)
 
 
+def train_newest(folder: Path, *words: str, inject: tuple[str, ...] = ()) -> tuple[Job, list[dict[str, Any]]]:
+    """Runs the newest form of script, which nothing but the documented command of sed has changed."""
+    shutil.copytree(DATA / "newest_script", folder)
+    subprocess.run(["sed", "-i", SED, *map(str, folder.glob("*.py"))], check=True)
+    flags = [word for word in FLAGS if word not in ("--mlp-scale", "0.5")]
+    shape: dict[str, Any] = {"groups": 2, "group_size": None}
+    script = str(folder / "pretrain_own.py")
+    job = launch(folder / "run", "--mock-data", *flags, *words, **shape, script=script, inject=inject)
+    return job, job.finish(timeout_s=240)
+
+
 @pytest.mark.timeout(600)
 def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
     _, calm = train(tmp_path / "calm")
@@ -97,3 +115,22 @@ def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_pa
     log = (job.run_dir / "logs" / "group-0" / "rank-0.log").read_text()
     assert log.count("building the model with scaled MLPs") == 1
     assert "the script's own imports took" in log
+
+
+@pytest.mark.skipif(release() < (0, 19), reason="the script imports what megatron-core has since 0.19")
+@pytest.mark.timeout(600)
+def test_a_script_of_the_newest_form_loses_a_group_and_no_bit(tmp_path: Path) -> None:
+    calm_job, calm = train_newest(tmp_path / "calm")
+    job, lines = train_newest(tmp_path / "killed", "--own-model", inject=("sigkill:group=1,step=3,at=reduce",))
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
+    for name in ("loss", "grad_norm", "lr", "tokens"):
+        assert [line[name] for line in lines] == [line[name] for line in calm], name
+    digests = [json.loads((one.run_dir / "summary.json").read_text())["weights_digest"] for one in (job, calm_job)]
+    assert digests[0] == digests[1], "the builder beside the script builds the model of the flags"
+    printed = (job.run_dir / "launch.out").read_text()
+    assert printed.count("GPTModel IS DEPRECATED") == 1
+    logs = [(job.run_dir / "logs" / f"group-{group}" / "rank-0.log").read_text() for group in range(2)]
+    assert [log.count("the builder beside the script builds the model") for log in logs] == [1, 0]
+    assert [log.count("GPTModel IS DEPRECATED") for log in logs] == [0, 0]
+    assert "the script's own imports took" in logs[0]

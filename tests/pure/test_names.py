@@ -41,13 +41,31 @@ def test_other_names_are_refused_with_what_to_use(line: str, sentence: str) -> N
 
 def test_kinds_of_data_that_are_not_here_are_refused_where_they_are_used() -> None:
     from spare_megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
-    from spare_megatron.training.datasets.sft_dataset import SFTDataset
+    from spare_megatron.training.datasets.sft_dataset import MockSFTDataset, SFTDataset
+    from spare_megatron.training.datasets.varlen_dataset import MockVarlenDataset, VarlenDataset
 
     for kind in (GPTFIMDataset, GPTFIMDatasetConfig):
         with pytest.raises(ConfigError, match=rf"^{kind.__name__} of Megatron-LM is not here: .*--fim-data"):
             kind(1, name="train")
-    with pytest.raises(ConfigError, match=r"--sft"):
-        SFTDataset(None)
+    for kind in (SFTDataset, MockSFTDataset):
+        with pytest.raises(ConfigError, match=r"--sft"):
+            kind(None)
+    for kind in (VarlenDataset, MockVarlenDataset):
+        with pytest.raises(ConfigError, match=r"packed sequences"):
+            kind(None)
+
+
+def test_what_is_called_only_for_packed_sequences_or_older_models_is_refused_where_it_is_called() -> None:
+    import spare_megatron.legacy.model
+    from spare_megatron.training.training import update_seqlen_stats_from_cu_seqlens
+    from spare_megatron.training.utils import get_batch_on_this_tp_rank
+
+    with pytest.raises(ConfigError, match="packed sequences are not supported"):
+        update_seqlen_stats_from_cu_seqlens([0, 4])
+    with pytest.raises(ConfigError, match="needs_padding_mask=True"):
+        get_batch_on_this_tp_rank(None, needs_padding_mask=True)
+    with pytest.raises(ConfigError, match="--use-legacy-models"):
+        spare_megatron.legacy.model.GPTModel(None)
 
 
 def test_the_names_of_every_script_cost_no_import_of_torch() -> None:

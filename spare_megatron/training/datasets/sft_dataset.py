@@ -2,4 +2,7 @@
 
 from spare_megatron.training.megatron_exports import refused_kind
 
-SFTDataset = refused_kind("SFTDataset", "supervised fine-tuning (--sft) is not supported")
+_WHY = "supervised fine-tuning (--sft) is not supported"
+
+SFTDataset = refused_kind("SFTDataset", _WHY)
+MockSFTDataset = refused_kind("MockSFTDataset", _WHY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.core_differences import QuietLogs
 from spare_megatron.trainer import user_state
 from spare_megatron.training import command_line
 from spare_megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
@@ -112,3 +114,23 @@ def test_what_pretrain_makes_of_flags_is_not_there_before_it(flags: Namespace, a
     assert user_state.get_args() is flags
     with pytest.raises(RuntimeError, match=rf"^{ask.__name__}\(\) was called before pretrain\(\) started the job"):
         ask()
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [({}, False), ({"level": logging.DEBUG}, True), ({"format": "%(message)s"}, True)],
+    ids=["a library's", "a level", "a format"],
+)
+def test_a_bare_basic_config_is_replaced_and_a_users_logging_is_kept(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], kept: bool
+) -> None:
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    logging.basicConfig(**given)
+    (before,) = root.handlers
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", *SMALL.split()])
+    command_line.read()
+    assert (root.handlers == [before]) is kept
+    assert len(root.handlers) == 1
+    assert any(isinstance(one, QuietLogs) for one in root.handlers[0].filters) is not kept

@@ -76,10 +76,14 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
 
 
 def set_startup_timestamps(
-    program_start: float | None = None, main_entry: float | None = None, **_earlier: float | None
+    program_start: float | None = None,
+    main_entry: float | None = None,
+    launch_script_start: float | None = None,
+    launch_script_presrun: float | None = None,
+    slurm_job_start_time: float | None = None,
 ) -> None:
     """Note the Unix times at which the script and its main part began; the time between them is logged at the start.
-    Those of what ran before the script, which newer scripts may give by name, are accepted and not used."""
+    Those of what ran before the script are accepted as in Megatron, and not used."""
     given = {"program_start": program_start, "main_entry": main_entry}
     _startup.update({name: value for name, value in given.items() if value is not None})
 

@@ -177,7 +177,7 @@ def add_own_args(parser):
 
 
 if __name__ == "__main__":
-    set_startup_timestamps(program_start=_PROGRAM_START_TIME, main_entry=time.time())
+    set_startup_timestamps(program_start=_PROGRAM_START_TIME, main_entry=time.time(), slurm_job_start_time=None)
     train_valid_test_datasets_provider.is_distributed = True
     pretrain, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse_and_validate_args(extra_args_provider=add_own_args, args_defaults={"tokenizer_type": "NullTokenizer"})

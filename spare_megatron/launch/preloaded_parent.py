@@ -60,6 +60,9 @@ class UnfitError(Exception):
 
 def import_all(modules: Sequence[str]) -> None:
     """Import these modules, one after the other; UnfitError names the one after which this process may not fork."""
+    fault = fork_fault()
+    if fault:
+        raise UnfitError(f"their parent {fault} before its imports")
     given = os.environ.get(NVML)
     os.environ[NVML] = "1"
     gc.disable()

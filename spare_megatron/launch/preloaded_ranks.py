@@ -21,6 +21,9 @@ from spare_megatron.launch.script_modules import modules_of
 
 LISTENING = "SPARE_PRELOADED"
 """Environment variable: the socket of a preloaded parent that is there already."""
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""Without it numpy, when it is imported, starts as many threads as OMP_NUM_THREADS says, and nothing can be forked. The
+ranks' own environment is as it was given."""
 MOST_ENDS, AN_HOUR_S = 3, 3600.0
 """A parent that ends more often within this time is not started again."""
 PATIENCE_S = 300.0
@@ -141,7 +144,7 @@ class PreloadedRanks:
             self._processes.start(
                 "preloaded parent",
                 [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--fd", str(theirs.fileno())],
-                self._environ,
+                {BLAS_THREADS: "1", **self._environ},
                 log,
                 lambda child: None,  # the end of its socket says it
                 pass_fds=(theirs.fileno(),),

@@ -328,3 +328,13 @@ def test_what_is_not_released_runs_nothing(light: tuple[ParentLink, subprocess.P
     os.close(one._leash)
     assert one.wait(20.0) == 1
     assert log.read_text() == ""
+
+
+def test_ranks_with_several_threads_are_forked_too(tmp_path: Path) -> None:
+    """numpy's library of linear algebra would start threads as it is imported."""
+    environ = {LISTENING: "", "OMP_NUM_THREADS": "4"}
+    job = launch(tmp_path / "run", "--steps", "2", groups=2, group_size=1, environ=environ)
+    job.finish()
+    output = (tmp_path / "run" / "launch.out").read_text()
+    assert "imports" not in output
+    assert "not preloaded" not in output

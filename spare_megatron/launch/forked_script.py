@@ -34,8 +34,8 @@ class ForkedScript:
         """Become a process of its own; waits for the leash.
 
         Args:
-            request: ``command`` (the interpreter, then a script or ``-m`` and a module, then flags), ``environ``,
-                ``directory``, ``search_path`` and ``settings`` of the launcher.
+            request: ``command`` (the interpreter, then a script or ``-m`` and a module, then flags), ``environ`` and
+                ``directory``.
             fds: of standard input, output, error and the leash.
             nohup: whether SIGHUP is ignored.
         """

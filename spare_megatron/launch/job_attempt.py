@@ -259,11 +259,10 @@ class Life:
                 return
             await asyncio.sleep(LOOK_S)
 
-    def _start_again(self, start: GroupStart) -> str:
+    def _start_again(self, start: GroupStart) -> None:
         slot = self._book.slot_of(start.group)
         self._ranks.start(start, slot)
         self._publish()
-        return ""
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:
         """Report a rank's exit to the coordinator, and end the rest of its group."""

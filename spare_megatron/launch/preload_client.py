@@ -12,25 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import spare_megatron
 from spare_megatron.control.import_variables import import_environment
 from spare_megatron.control.launcher_watch import has_ended
 from spare_megatron.launch import preload_wire as wire
 
-PACKAGE = Path(spare_megatron.__file__).resolve().parent
 ANSWER_S = 5.0
 """How long a parent may take to fork or to reap; one that takes longer forks no more."""
 UNKNOWN = -int(signal.SIGKILL)
 """The status of a process whose parent ended before it: nobody knows it."""
-
-
-class ForkRefusedError(Exception):
-    """The parent forks nothing, and why."""
-
-    def __init__(self, sentence: str, module: str | None = None) -> None:
-        super().__init__(sentence)
-        self.module = module
-        """The module whose import is the reason, if one is."""
 
 
 class ForkedProcess:
@@ -86,25 +75,21 @@ class ParentLink:
         self.broken = False
         """Whether the parent has not answered in time, or is gone: it then forks nothing more."""
 
-    def greet(self, modules: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Say what is to be imported, with which search path and environment; :meth:`hear` reads the answer. Raises
-        OSError where the parent is gone."""
-        hello = {
-            "modules": list(modules),
-            "search_path": list(search_path),
-            "settings": wire.settings(),
-            "surroundings": wire.surroundings(),
-            "environ": import_environment(environ),
-            "executable": sys.executable,
-            "stamp": wire.code_stamp(PACKAGE),
-        }
-        wire.send(self.sock, hello)
+    def greet(self, modules: Sequence[str], search_path: Sequence[str], **like: Any) -> None:
+        """Say what is to be imported, and with which search path; :meth:`hear` reads the answer. Raises OSError where
+        the parent is gone.
+
+        Args:
+            like: what a parent that listens has to have as this process has it.
+        """
+        hello = {"modules": list(modules), "search_path": list(search_path), "settings": wire.settings()}
+        wire.send(self.sock, {**hello, **like})
 
     def hear(self) -> None:
-        """Read the answer to :meth:`greet`. Raises ForkRefusedError; OSError or EOFError where it is gone."""
+        """Read the answer to :meth:`greet`. Raises ForkRefusedError; OSError where the parent is gone."""
         answer, _ = wire.receive(self.sock)
         if "unfit" in answer:
-            raise ForkRefusedError(answer["unfit"], answer["module"])
+            raise wire.ForkRefusedError(answer["unfit"], answer["module"])
         self.sock.settimeout(ANSWER_S)
 
     def start(
@@ -151,7 +136,7 @@ class ParentLink:
         try:
             wire.send(self.sock, request, fds)
             return wire.receive(self.sock)[0]
-        except (OSError, EOFError) as error:
+        except OSError as error:
             self.broken = True
             raise OSError(f"the preloaded parent does not answer: {error}") from error
 
@@ -170,11 +155,15 @@ def connect(
         sock.settimeout(patience_s)
         sock.connect(str(path))
         link = ParentLink(sock)
-        link.greet(modules, search_path, environ)
-        try:
-            link.hear()
-        except EOFError as error:
-            raise OSError(f"{path}: the preloaded parent has closed the connection") from error
+        link.greet(
+            modules,
+            search_path,
+            stamp=wire.code_stamp(),
+            executable=sys.executable,
+            environ=import_environment(environ),
+            surroundings=wire.surroundings(),
+        )
+        link.hear()
     except BaseException:
         sock.close()
         raise

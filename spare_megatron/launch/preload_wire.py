@@ -16,10 +16,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import spare_megatron
+from spare_megatron.control.socket_reads import read_exactly
+
+PACKAGE = Path(spare_megatron.__file__).resolve().parent
+_OTHER = "the other side"
 _LENGTH = struct.Struct("!I")
 _MOST_FDS = 8
 _PEER = struct.Struct("3i")
 """struct ucred: process, user, group."""
+
+
+class ForkRefusedError(Exception):
+    """A parent forks nothing, and why."""
+
+    def __init__(self, sentence: str, module: str | None = None) -> None:
+        super().__init__(sentence)
+        self.module = module
+        """The module whose import is the reason, if one is."""
 
 
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -30,21 +44,11 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next message and its descriptors, which belong to the caller. Raises EOFError at the end of the connection,
-    OSError where it breaks or a time-out is over."""
+    """The next message and its descriptors, which belong to the caller. Raises OSError where the connection ends or
+    breaks, or a time-out is over."""
     head, fds, _, _ = socket.recv_fds(sock, _LENGTH.size, _MOST_FDS)
-    head += _exactly(sock, _LENGTH.size - len(head))
-    return json.loads(_exactly(sock, _LENGTH.unpack(head)[0])), list(fds)
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    parts = b""
-    while len(parts) < count:
-        part = sock.recv(count - len(parts))
-        if not part:
-            raise EOFError("the connection has ended")
-        parts += part
-    return parts
+    head += read_exactly(sock, _LENGTH.size - len(head), _OTHER)
+    return json.loads(read_exactly(sock, _LENGTH.unpack(head)[0], _OTHER)), list(fds)
 
 
 def peer_user(sock: socket.socket) -> int:
@@ -100,15 +104,15 @@ def take_settings(wanted: Mapping[str, Any]) -> None:
         oom.write_text(str(wanted["oom"]))
 
 
-def code_stamp(package: Path) -> list[Any]:
+def code_stamp() -> list[Any]:
     """What changes when a file of the package changes: its place, the number of its sources and libraries, and the
     newest change."""
     newest, count = 0, 0
-    for folder, _, names in os.walk(package):
+    for folder, _, names in os.walk(PACKAGE):
         for name in names:
             if name.endswith((".py", ".so")):
                 newest, count = max(newest, os.stat(os.path.join(folder, name)).st_mtime_ns), count + 1
-    return [str(package), count, newest]
+    return [str(PACKAGE), count, newest]
 
 
 def _lines(path: str) -> list[str]:

@@ -38,31 +38,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import spare_megatron
 from spare_megatron import failpoints
 from spare_megatron.control.import_variables import import_environment
 from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
 
-PACKAGE = Path(spare_megatron.__file__).resolve().parent
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""
 
 
-class UnfitError(Exception):
-    """Why this process must fork no ranks."""
-
-    def __init__(self, sentence: str, module: str | None = None) -> None:
-        super().__init__(sentence)
-        self.module = module
-
-
 def import_all(modules: Sequence[str]) -> None:
-    """Import these modules, one after the other; UnfitError names the one after which this process may not fork."""
+    """Import these modules, one after the other; ForkRefusedError names one after which nothing may be forked."""
     fault = fork_fault()
     if fault:
-        raise UnfitError(f"their parent {fault} before its imports")
+        raise wire.ForkRefusedError(f"their parent {fault} before its imports")
     given = os.environ.get(NVML)
     os.environ[NVML] = "1"
     gc.disable()
@@ -73,10 +63,12 @@ def import_all(modules: Sequence[str]) -> None:
             try:
                 importlib.import_module(module)
             except BaseException as error:  # whatever it is: a rank that imports it says it itself
-                raise UnfitError(f"{module} cannot be imported: {type(error).__name__}: {error}", module) from error
+                raise wire.ForkRefusedError(
+                    f"{module} cannot be imported: {type(error).__name__}: {error}", module
+                ) from error
             fault = fork_fault()
             if fault:
-                raise UnfitError(f"{module} {fault}", module)
+                raise wire.ForkRefusedError(f"{module} {fault}", module)
     finally:
         gc.collect()
         gc.freeze()
@@ -111,7 +103,7 @@ def _open_files() -> list[str]:
 def finds_this_package(search_path: Sequence[str]) -> bool:
     """Whether a process with this search path imports the package that this one has imported."""
     spec = importlib.machinery.PathFinder.find_spec("spare_megatron", list(search_path))
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == PACKAGE
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == wire.PACKAGE
 
 
 class Parent:
@@ -126,11 +118,11 @@ class Parent:
         """Answer until the launcher is gone: None. In each forked process it returns the script to run."""
         try:
             self._prepare(hello)
-        except UnfitError as unfit:
+        except wire.ForkRefusedError as unfit:
             wire.send(self._sock, {"unfit": str(unfit), "module": unfit.module})
             return None
         self._nohup = hello["settings"]["nohup"]
-        wire.send(self._sock, {"ready": len(sys.modules)})
+        wire.send(self._sock, {"ready": True})
         try:
             while True:
                 request, fds = wire.receive(self._sock)
@@ -141,19 +133,16 @@ class Parent:
                         return script
                 else:
                     wire.send(self._sock, {"status": self._reaped(request["pid"])})
-        except (EOFError, OSError):
+        except OSError:
             self._end_children()
             return None
 
     def _prepare(self, hello: dict[str, Any]) -> None:
         path = hello["search_path"]
         if not finds_this_package(path):
-            raise UnfitError(f"{PACKAGE} is not the package that the script would import")
+            raise wire.ForkRefusedError(f"{wire.PACKAGE} is not the package that the script would import")
         sys.path[:] = path
         import_all(hello["modules"])
-        fault = fork_fault()
-        if fault:
-            raise UnfitError(f"the process {fault}")
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> ForkedScript | None:
         pid = os.fork()
@@ -195,7 +184,7 @@ class Listener:
     def __init__(self, path: Path, modules: Sequence[str]) -> None:
         self._path, self._modules = path, modules
         self._environ = import_environment(os.environ)
-        self._stamp = wire.code_stamp(PACKAGE)
+        self._stamp = wire.code_stamp()
         self._pid = os.getpid()
 
     def serve(self) -> ForkedScript | None:

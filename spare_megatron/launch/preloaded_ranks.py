@@ -15,7 +15,8 @@ from pathlib import Path
 
 from spare_megatron.control.disk import words as words_of
 from spare_megatron.launch.local_job import Launch
-from spare_megatron.launch.preload_client import ForkedProcess, ForkRefusedError, ParentLink, connect, search_path_of
+from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect, search_path_of
+from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.script_modules import modules_of
 
@@ -88,8 +89,8 @@ class PreloadedRanks:
             except ForkRefusedError as refused:
                 self._refused(refused)
                 continue
-            except (OSError, EOFError) as error:
-                self._give_up(words_of(error) if isinstance(error, OSError) else "their parent ended at its start")
+            except OSError as error:
+                self._give_up(f"their parent has not started: {words_of(error)}")
                 return
             now_s = time.monotonic()
             self._ends_s = [end_s for end_s in self._ends_s if now_s - end_s < AN_HOUR_S] + [now_s]
@@ -101,7 +102,7 @@ class PreloadedRanks:
             )
 
     async def _one(self) -> None:
-        """Have a parent until it ends. Raises ForkRefusedError, OSError or EOFError where it never gets ready."""
+        """Have a parent until it ends. Raises ForkRefusedError or OSError where it never gets ready."""
         link = await self._listening() or await self._own()
         try:
             self._link = link
@@ -151,7 +152,7 @@ class PreloadedRanks:
             )
         link = ParentLink(ours)
         try:
-            link.greet(self._modules, search_path_of(self._launch.command), self._environ)
+            link.greet(self._modules, search_path_of(self._launch.command))
             await _end_of(link)
             link.hear()
         except BaseException:

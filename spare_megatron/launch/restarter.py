@@ -67,7 +67,7 @@ class Restarter:
         client: CoordinatorClient,
         memory: LaunchMemory,
         fault: Callable[[GroupStart], Awaitable[HealthFault | None]],
-        begin: Callable[[GroupStart], str],
+        begin: Callable[[GroupStart], None],
         say: Callable[[str], None],
         over: Callable[[], bool],
         is_left: Callable[[int], bool] = lambda group: False,
@@ -75,10 +75,10 @@ class Restarter:
         elsewhere: Callable[[GroupStart], bool] = lambda start: False,
     ) -> None:
         """``lives`` says whether any rank of the job lives; ``fault`` why a group must not be started again now, and
-        raises OSError where it cannot find out; ``begin`` starts its ranks, returns what is to be said of them, and
-        raises OSError where none could be started; ``say`` shows one line to the user; ``over`` returns True when
-        nothing may be started any more; ``is_left`` whether a group has processes; ``elsewhere`` whether ``begin`` can
-        start it on other machines than its own, and is to."""
+        raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
+        started; ``say`` shows one line to the user; ``over`` returns True when nothing may be started any more;
+        ``is_left`` whether a group has processes; ``elsewhere`` whether ``begin`` can start it on other machines than
+        its own, and is to."""
         self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
         self._fault, self._say, self._over, self._is_left = fault, say, over, is_left
         self._standbys: StandbyStock = standbys or NoStandbys()
@@ -143,8 +143,8 @@ class Restarter:
                 taken = self._standbys.take(again, start, start in self._drained)
                 said = f"the place of group {group} is taken by {taken}"
             else:
-                more = self._begin(again)
-                said = f"group {group} is started again, as incarnation {again.incarnation}{more}"
+                self._begin(again)
+                said = f"group {group} is started again, as incarnation {again.incarnation}"
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)

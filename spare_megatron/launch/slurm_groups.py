@@ -232,7 +232,7 @@ class SlurmGroups:
             return None
         return HealthFault(kind, f"{', '.join(nodes)}: {what}: {found.words(limit_s)}")
 
-    def _begin(self, start: GroupStart) -> str:
+    def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
         places = self._places.of(group)
         names = self._names
@@ -264,7 +264,6 @@ class SlurmGroups:
             self._log(start),
             lambda child: self._ended(start, child),
         )
-        return ""
 
     def _log(self, start: GroupStart) -> Path:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"

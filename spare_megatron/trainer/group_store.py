@@ -19,6 +19,7 @@ import torch.distributed as dist
 from spare_megatron.collectives.handshake import STORE, Call, Identity, StrangerError, call_in, challenge
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
+from spare_megatron.control.socket_reads import read_exactly
 from spare_megatron.trainer.store_words import (
     DONE,
     HEADER_BYTES,
@@ -127,13 +128,7 @@ class StoreClient:
         return answer
 
     def _read(self, size: int) -> bytes:
-        words = bytearray()
-        while len(words) < size:
-            more = self._sock.recv(min(size - len(words), 1 << 20))
-            if not more:
-                raise ConnectionResetError("it has hung up")
-            words += more
-        return bytes(words)
+        return read_exactly(self._sock, size, "it")
 
 
 class GroupStore(dist.Store):

@@ -13,6 +13,7 @@ import threading
 import time
 
 from spare_megatron.collectives.handshake import Call, Member
+from spare_megatron.control.socket_reads import read_exactly
 from spare_megatron.transfer import parcel_words as words
 from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
 from spare_megatron.transfer.parcels import CHUNK_BYTES, Portion
@@ -71,7 +72,9 @@ class Serving:
         sock.settimeout(self._timeout_s)
         try:
             while True:
-                self._answer(sock, connection.call, words.read_request(_read(sock, words.REQUEST_BYTES)))
+                self._answer(
+                    sock, connection.call, words.read_request(read_exactly(sock, words.REQUEST_BYTES, "the learner"))
+                )
         except (OSError, DamageError):
             pass  # the learner has hung up or is silent, or hears so that something is wrong
         finally:
@@ -124,17 +127,6 @@ class _Connection:
 
     def __init__(self, sock: socket.socket, call: Call) -> None:
         self.sock, self.call = sock, call
-
-
-def _read(sock: socket.socket, size: int) -> bytes:
-    """The next ``size`` bytes. Raises OSError where they do not come."""
-    found = b""
-    while len(found) < size:
-        more = sock.recv(size - len(found))
-        if not more:
-            raise ConnectionResetError("the learner has hung up")
-        found += more
-    return found
 
 
 def _hang_up(sock: socket.socket) -> None:

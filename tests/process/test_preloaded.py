@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from spare_megatron.launch.preload_client import UNKNOWN, ForkRefusedError, ParentLink, connect, search_path_of
+from spare_megatron.launch.preload_client import UNKNOWN, ParentLink, connect, search_path_of
+from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
 from tests import preloaded
@@ -86,7 +87,7 @@ def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
         )
     link = ParentLink(ours)
     try:
-        link.greet((), [str(ROOT), *sys.path[1:]], os.environ)
+        link.greet((), [str(ROOT), *sys.path[1:]])
         link.hear()
         yield link, process
     finally:

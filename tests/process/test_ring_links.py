@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import (
     CHALLENGE_BYTES,
     CONTROL,
@@ -33,6 +34,8 @@ from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
+from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.controller.messages import Link
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
@@ -387,3 +390,30 @@ def test_a_call_of_which_one_connection_was_closed_is_no_use_when_the_other_come
         with contextlib.closing(half.complete().sock) as control:
             control.settimeout(PATIENCE_S)
             assert not _all_heard(control), "hung up on without a beat"
+
+
+@pytest.mark.parametrize("when", ["refused", "reset"])
+def test_a_call_that_fails_is_noticed_at_once_and_costs_no_computing(when: str) -> None:
+    """By the loopback device the first words find a refusal before the thread looks for it, and take the error with
+    them. A call that is reset before its words went out is another way to the same end."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+        links = RingLinks(Identity(Member(0)), "127.0.0.1", timeout_s=PATIENCE_S)
+        seat = Seat(1, (Member(0), Member(1)), 0, address)
+        epoch = RingEpoch(seat, PATIENCE_S)
+        try:
+            if when == "refused":
+                gone.close()
+                links.enter(epoch)
+            else:
+                links.enter(epoch)
+                gone.accept()[0].close()  # with words unread in it, which the kernel answers with a reset
+            used_s, until_s = time.process_time(), time.monotonic() + PATIENCE_S / 4
+            while not links.evidence(epoch) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert links.evidence(epoch) == {Link(1, 0, mute=False)}
+            time.sleep(0.5)
+            assert time.process_time() - used_s < 0.25, "it is looked at again and again"
+        finally:
+            links.leave(epoch)
+            links.close()

@@ -108,7 +108,7 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
 @pytest.mark.parametrize(
     ("groups", "flags"),
     [
-        (3, EXPERTS),
+        (2, EXPERTS),
         pytest.param(2, INNER, marks=pytest.mark.full),
         (2, (*INNER, SPLIT)),
         pytest.param(2, (*EXPERTS_SPLIT, SPLIT), marks=pytest.mark.full),

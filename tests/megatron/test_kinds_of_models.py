@@ -33,11 +33,13 @@ DEEPSEEK = (
     *("alltoall", "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias", "--rope-type", "rope"),
     *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "1e-4"),
 )
+LAYOUT = ("--pipeline-model-parallel-layout", "Ett|mL")
 MODELS: dict[str, tuple[str, ...]] = {
     "MTP": (),
-    "MTP, PP2, layout": (*PP2, "--pipeline-model-parallel-layout", "Ett|mL"),
-    "DeepSeek, PP2": (*PP2, *DEEPSEEK),
+    "MTP, PP2, layout": (*PP2, *LAYOUT),
+    "DeepSeek, PP2, layout": (*PP2, *DEEPSEEK, *LAYOUT),
 }
+LONG = [pytest.param(model, marks=pytest.mark.full) for model in list(MODELS)[:-1]]
 SHOWN = ("loss", "mtp_1 loss", "grad_norm", "validation")
 
 
@@ -47,7 +49,7 @@ def train(run_dir: Path, model: str, groups: int, *flags: str, inject: tuple[str
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*LONG, "DeepSeek, PP2, layout"])
 def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> None:
     flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
     inject = (

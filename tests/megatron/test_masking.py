@@ -47,7 +47,7 @@ def train(
     return job, job.finish(timeout_s=240)
 
 
-@pytest.fixture(scope="module", params=sorted(LAYOUTS))
+@pytest.fixture(scope="module", params=[pytest.param("PP2x4", marks=pytest.mark.full), "TP2xPP2x3"])
 def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
     """A layout and the metrics of one group that has no other groups."""
     _, lines = train(tmp_path_factory.mktemp("calm"), 1, 1, LAYOUTS[request.param][2])

@@ -152,7 +152,7 @@ def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",
-    [INTERLEAVED, EXPERTS, pytest.param((*INTERLEAVED, *TENSOR), marks=pytest.mark.full)],
+    [INTERLEAVED, *(pytest.param(flags, marks=pytest.mark.full) for flags in (EXPERTS, (*INTERLEAVED, *TENSOR)))],
     ids=["PP2 x V2, 4 microbatches, audits", "MoE EP2 D2 bf16, 2 microbatches, growing batch", "TP2 x PP2 x V2"],
 )
 def test_a_masked_failure_leaves_no_trace(tmp_path: Path, flags: tuple[str, ...]) -> None:

@@ -216,7 +216,7 @@ def test_optimum_along_losses_and_returns_by_linear_program(
         previous = plan
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 8))])
 @pytest.mark.parametrize("granularity", GRANULARITIES)
 def test_many_lost_or_back_at_once(granularity: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
 
 PLAIN = {
-    "two groups, one step, any two faults": Shape(steps=1, faults=2, kinds=ANY),
+    "two groups, one step, any two faults": Shape(steps=1, faults=2, kinds=ANY, formed=True),
     "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY, formed=True),
     "three groups, each shard on two, one step, any fault": Shape(3, 2, steps=1, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(

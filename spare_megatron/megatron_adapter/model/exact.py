@@ -14,7 +14,8 @@ What waits is taken at the latest when the run's last backward pass of its chunk
 first in a step is written over what the accumulator had.
 
 Sums over groups come back in fp32, converted where they were complete, with the witness of that
-(:mod:`spare_megatron.exact_sum.sum_conversion`).
+(:mod:`spare_megatron.exact_sum.sum_conversion`). The norm by which the optimizer clips is a sum of integers too
+(:mod:`spare_megatron.exact_sum.gradient_norm`).
 
 Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to the size of the integers.
 During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into the
@@ -39,6 +40,7 @@ import torch.distributed as dist
 from spare_megatron import kernels
 from spare_megatron.controller.tickets import Ticket
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
+from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
@@ -101,6 +103,7 @@ class ExactGradients:
         terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
         self.format = kind(self._slots, terms, unit_bits, device)
         self._optimizer = replica.optimizer
+        replica.optimizer.get_grad_norm = self._gradient_norm  # its step clips by this, and reports it
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self._adders = [
@@ -391,6 +394,15 @@ class ExactGradients:
             if buffer.sum.scattered:
                 self.format.peaks.agree([slot for slot in self._slots if slot.buffer == number], buffer.sum.group)
         self.format.commit(overflows)
+
+    def _gradient_norm(self) -> float:
+        """The norm of the gradients that the optimizer is about to apply, instead of megatron-core's, whose last digits
+        depend on the split of the layers. Collective in the group."""
+        parts = [
+            (part.get_main_grads_for_grad_norm(), part.get_grad_stats_parallel_group())
+            for part in self._optimizer.chained_optimizers
+        ]
+        return gradient_norm(parts, compute_device())
 
     def spoil(self) -> None:
         """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""

@@ -363,10 +363,10 @@ def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary, own: float, earlie
 def test_flush_denormal_is_not_obeyed_by_what_is_made_of_sums(cpu: native.CpuLibrary) -> None:
     segments, exponents = torch.tensor([(0, 3000, 0)]), torch.full((3,), 148, dtype=torch.int16)
     total, out = torch.empty(3000), torch.empty(3000)
-    peaks = torch.zeros(3, dtype=torch.int32)
+    peaks, small = torch.zeros(3, dtype=torch.int32), torch.full((3000,), 2.0**-140)
     supported = torch.set_flush_denormal(True)
     try:
-        squares = kernels.squares([torch.full((3000,), 2.0**-140)], 144)
+        squares = kernels.squares([small], 144)
         kernels.Converter(segments, exponents).convert(0, torch.ones(3000, dtype=torch.int64), None, total, None)
         kernels.finalize(total, out, 0.5, peaks)
     finally:

@@ -235,7 +235,8 @@ def _numbers(draws: _Draws, orders: int) -> list[torch.Tensor]:
     parts = []
     for count in (draws.one(draws.counts), 0, draws.one(draws.counts)):
         sizes = torch.exp2(-torch.rand(count, generator=draws.random) * orders)
-        parts.append(draws.moved(sizes * torch.empty(count).uniform_(-1, 1, generator=draws.random)))
+        numbers = sizes * torch.empty(count).uniform_(-1, 1, generator=draws.random)
+        parts.append(draws.moved(numbers) if count else numbers)
     return parts
 
 

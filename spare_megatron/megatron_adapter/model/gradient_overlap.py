@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from spare_megatron.config.engine_hooks import Outlet
+from spare_megatron.megatron_adapter.model.global_names import parameter_names
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 from spare_megatron.megatron_adapter.model.replica import Replica
 
@@ -31,10 +32,9 @@ class Outflow:
         self._names: list[str] = []
         numbers: dict[torch.nn.Parameter, int] = {}
         spans: list[Span] = []
-        shared = False
+        shared, names = False, parameter_names(replica.chunks)
         for tensor, (chunk, buffer, group) in enumerate(gradient_buffers(replica)):
             shared = shared or group.size() > 1
-            names = {parameter: name for name, parameter in replica.chunks[chunk].module.named_parameters()}
             for parameter, (_, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
                 numbers[parameter] = len(spans)
                 spans.append(Span(tensor, stop, chunk))

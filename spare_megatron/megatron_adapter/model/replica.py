@@ -249,6 +249,7 @@ def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
 
 
 def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split: bool) -> GroupDDP:
+    rng.set_states_by_layer(module)
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     module.to(compute_device())

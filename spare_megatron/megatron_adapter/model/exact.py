@@ -43,8 +43,7 @@ from spare_megatron.exact_sum.formats import Format, Int32, Int64, ScalesState, 
 from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.exact_sum.sum_conversion import SumConversion
-from spare_megatron.megatron_adapter.model.global_names import parameter_names
-from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
+from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.sum_checks import SumParts, index_of
@@ -91,7 +90,7 @@ class ExactGradients:
         self.needs_all = world.shape.piece_microbatches > 1
         self._pairs = not self.needs_all and method == "exact"
         """Whether a piece's gradient may wait for that of the next one."""
-        names = parameter_names(replica.chunks)
+        names = summed_names(replica)
         for number, buffer, group in gradient_buffers(replica):
             self._add(buffer, group, names, kind.dtype)
             self._chunks += [number] * (len(self._slots) - len(self._chunks))
@@ -106,6 +105,7 @@ class ExactGradients:
         terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
         self.format = kind(self._slots, terms, unit_bits, device)
         self._optimizer = replica.optimizer
+        self._head = replica.head
         replica.optimizer.get_grad_norm = self._gradient_norm  # its step clips by this, and reports it
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
@@ -407,10 +407,21 @@ class ExactGradients:
             place = self._slots[slot]
             gradient = self._buffers[place.buffer].gradient[part.start : part.stop]
             self.format.peaks.finalize(index_of(place, part), part.of(sums[place.buffer]), gradient, divisor)
+        if self._head is not None:
+            self._add_head(self._numbers[self._head.weight], self._numbers[self._head.parameter])
         for number, buffer in enumerate(self._buffers):
             if buffer.sum.scattered:
                 self.format.peaks.agree([slot for slot in self._slots if slot.buffer == number], buffer.sum.group)
         self.format.commit(overflows)
+
+    def _add_head(self, embedding: int, head: int) -> None:
+        """Add the gradient of slot ``head`` to that of slot ``embedding``, as megatron-core does between two stages."""
+        to, add = self._slots[embedding], self._slots[head]
+        for number, part in self._kept:
+            if number == embedding:
+                start, stop = (add.start + place - to.start for place in (part.start, part.stop))
+                kept = self._buffers[to.buffer].gradient[part.start : part.stop]
+                kept.add_(self._buffers[add.buffer].gradient[start:stop])
 
     def _gradient_norm(self) -> float:
         """The norm of the gradients that the optimizer is about to apply, instead of megatron-core's, whose last digits

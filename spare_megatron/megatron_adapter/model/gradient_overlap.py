@@ -32,7 +32,7 @@ class Outflow:
         self._names: list[str] = []
         numbers: dict[torch.nn.Parameter, int] = {}
         spans: list[Span] = []
-        shared, names = False, parameter_names(replica.chunks)
+        shared, names = False, summed_names(replica)
         for tensor, (chunk, buffer, group) in enumerate(gradient_buffers(replica)):
             shared = shared or group.size() > 1
             for parameter, (_, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
@@ -66,4 +66,12 @@ def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
         mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
         mine += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         result += sorted(mine, key=lambda one: one[1].grad_data.numel(), reverse=True)
+    if replica.head is not None:  # a backward pass begins there
+        result.insert(0, (0, replica.head.buffer, replica.chunks[0].dp_cp_group))
     return result
+
+
+def summed_names(replica: Replica) -> dict[torch.nn.Parameter, str]:
+    """The name in the whole model of each parameter of :func:`gradient_buffers`."""
+    head = {} if replica.head is None else {replica.head.parameter: replica.head.name}
+    return {**parameter_names(replica.chunks), **head}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from spare_megatron.megatron_adapter.model.global_names import global_names, parameter_names
 from tests.megatron import toy
 from tests.megatron.test_parity import case
 from tests.spawn import run_ranks
@@ -133,6 +134,41 @@ def test_the_bits_do_not_depend_on_the_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_bits_of_no_model_depend_on_the_layout(tmp_path: Path, model: str) -> None:
     compare(tmp_path, layouts(MODELS[model], FULL), 6)
+
+
+class Numbered(torch.nn.Linear):
+    """A layer with its number in the model, from 1."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(1, 1, bias=False)
+        self.layer_number = number
+
+
+def stage(first: int, **parts: torch.nn.Module) -> torch.nn.Module:
+    """A wrapped chunk with two layers from number ``first`` on."""
+    model = torch.nn.Module()
+    model.decoder = torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Numbered(first), Numbered(first + 1)])})
+    model.pre_process = first == 1
+    for name, part in parts.items():
+        model.add_module(name, part)
+    wrapped = torch.nn.Module()
+    wrapped.module = torch.nn.Module()
+    wrapped.module.module = model
+    return wrapped
+
+
+def test_names_are_those_of_the_whole_model() -> None:
+    """Also of a second chunk, a prediction layer's embedding, and chunks of a user's model that number from 1 each."""
+    first, second = (global_names([stage(one, embedding=torch.nn.Embedding(2, 1))])[0] for one in (1, 5))
+    assert first == {
+        "decoder.layers.0.weight": "decoder.layers.0.weight",
+        "decoder.layers.1.weight": "decoder.layers.1.weight",
+        "embedding.weight": "embedding.weight",
+    }
+    assert list(second.values()) == ["decoder.layers.4.weight", "decoder.layers.5.weight", "mtp.embedding.weight"]
+    plain = [stage(1), stage(1)]
+    assert list(global_names(plain)[1].values()) == [f"decoder.layers.{n}.weight of chunk 1" for n in (0, 1)]
+    assert len(set(parameter_names(plain).values())) == 4
 
 
 def norms(rank: int, store: dist.Store, ranks: int) -> list[float]:

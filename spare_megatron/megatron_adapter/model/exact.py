@@ -43,6 +43,7 @@ from spare_megatron.exact_sum.formats import Format, Int32, Int64, ScalesState, 
 from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.exact_sum.sum_conversion import SumConversion
+from spare_megatron.megatron_adapter.core_differences import norm_gradients, set_norm
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -106,7 +107,7 @@ class ExactGradients:
         self.format = kind(self._slots, terms, unit_bits, device)
         self._optimizer = replica.optimizer
         self._head = replica.head
-        replica.optimizer.get_grad_norm = self._gradient_norm  # its step clips by this, and reports it
+        set_norm(replica.optimizer, self._gradient_norm)
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self._adders = [
@@ -423,14 +424,12 @@ class ExactGradients:
                 kept = self._buffers[to.buffer].gradient[part.start : part.stop]
                 kept.add_(self._buffers[add.buffer].gradient[start:stop])
 
-    def _gradient_norm(self) -> float:
+    def _gradient_norm(self, separate: str | None = None) -> float:
         """The norm of the gradients that the optimizer is about to apply, instead of megatron-core's, whose last digits
-        depend on the split of the layers. Collective in the group."""
-        parts = [
-            (part.get_main_grads_for_grad_norm(), part.get_grad_stats_parallel_group())
-            for part in self._optimizer.chained_optimizers
-        ]
-        return gradient_norm(parts, compute_device())
+        depend on the split of the layers; see :func:`norm_gradients`. Collective in the group."""
+        parts = self._optimizer.chained_optimizers
+        of_parts = [(norm_gradients(part, separate), part.get_grad_stats_parallel_group()) for part in parts]
+        return gradient_norm(of_parts, compute_device())
 
     def spoil(self) -> None:
         """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""

@@ -27,11 +27,11 @@ import torch.distributed as dist
 from spare_megatron import kernels
 from spare_megatron.exact_sum.formats import INFINITY_BITS
 
-Part = tuple[Sequence[torch.Tensor], dist.ProcessGroup]
+Summand = tuple[Sequence[torch.Tensor], dist.ProcessGroup]
 """Some of this rank's gradients, and the ranks of which each has other elements of the same kind."""
 
 
-def gradient_norm(parts: Sequence[Part], device: torch.device) -> float:
+def gradient_norm(parts: Sequence[Summand], device: torch.device) -> float:
     """The norm of all gradients of the group's world: infinite where one is, NaN where one is, 0 where there are none.
 
     Collective in the world and in each of the parts' groups, in their order, which is the same on all ranks. Waits for

@@ -20,13 +20,12 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy
 import torch
 from megatron.core.tensor_parallel import random as core_random
-
-from spare_megatron.megatron_adapter.shims import cuda_available
 
 
 class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
@@ -93,6 +92,11 @@ class RankKeys:
     expert_tensor: int
 
 
+@lru_cache
+def _on_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
 def state_seed(*key: int | str) -> int:
     """A 32-bit seed from the key: CPU generators use no more bits."""
     text = ",".join(str(part) for part in key)
@@ -152,7 +156,7 @@ def _set_states(piece: torch.Tensor, *place: int | str) -> None:
     seed, step, microbatch, context, tensor, expert, expert_tensor, _ = piece.tolist()
     shared = (seed, step, microbatch, *place, context)
     default = state_seed("default", *shared)
-    on_cuda = cuda_available()
+    on_cuda = _on_cuda()
     # torch.manual_seed would seed every device type, and costs 95 us instead of 1.
     torch.default_generator.manual_seed(default)
     if on_cuda:

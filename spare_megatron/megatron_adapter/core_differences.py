@@ -20,7 +20,7 @@ import queue
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -266,6 +266,21 @@ def load_optimizer(chained: Any, state: Any) -> None:
     finally:
         for module in (optimizer, distrib_optimizer):
             module.param_group_identifier_keys = before
+
+
+def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
+    """The gradients of one of a chained optimizer's parts that count in the norm. Since 0.19 parameters may have a norm
+    of their own, named ``separate``, and do not count in that of the others."""
+    if hasattr(part, "get_grads_for_grad_norm"):
+        return part.get_grads_for_grad_norm(separate)  # type: ignore[no-any-return]
+    return part.get_main_grads_for_grad_norm()  # type: ignore[no-any-return]
+
+
+def set_norm(chained: Any, norm: Callable[..., float]) -> None:
+    """Have a chained optimizer clip by, and report, ``norm()``; where parameters have a norm of their own, clip them by
+    ``norm(name)``."""
+    chained.get_grad_norm = norm
+    chained._get_grad_norm_for_group = norm
 
 
 # ------------------------------------------------------------------------------------------------------- schedules

@@ -38,6 +38,7 @@ from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, avera
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.tied_head import tied_head
 from spare_megatron.megatron_adapter.model.transferred_state import TransferableState
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -97,6 +98,8 @@ class MegatronEngine(TransferableState):
         self._scalars: dict[str, float] = {}
         self._names: list[str] | None = None
         self._group_sums_made: list[GroupSum] = []
+        if method in FORMATS:
+            replica.head = tied_head(replica.chunks)
         self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
         self._flips = flips

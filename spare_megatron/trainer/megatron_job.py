@@ -168,7 +168,7 @@ def run_megatron_job(
         batches=start.batches(job),
     )
     if engine.exact is not None:
-        engine.exact.restore(start.rank_state)
+        engine.exact.restore(start.rank_state, start.read_rank_states)
     carrying = CarryingEngine(engine, carried())
     waited = bool(place.place_file)
     if waited:

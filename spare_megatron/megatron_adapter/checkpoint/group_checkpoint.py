@@ -11,8 +11,9 @@ Promises: ``save`` returns on every rank only when all files are written; other 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,8 @@ class Loaded:
     args: Mapping[str, Any]
     rank_state: Any = None
     """What this rank position gave to ``take``; None where the checkpoint has no such data or another group size."""
+    read_rank_states: Callable[[], list[Any]] = list
+    """Reads what each position gave to ``take``, on every rank. Collective."""
 
 
 class Checkpointer:
@@ -214,6 +217,7 @@ def load(
         consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
         args=args,
         rank_state=state.get(_RANK_STATE),
+        read_rank_states=partial(_rank_states, directory, stored) if optimizer else list,
     )
 
 
@@ -246,6 +250,17 @@ def _agree(failed: ConfigError | None, directory: Path) -> None:
         raise failed
     if flag.item():
         raise ConfigError(f"{directory} cannot be loaded by another rank of this group; see its log")
+
+
+def _rank_states(directory: Path, stored: Mapping[str, Any]) -> list[Any]:
+    """What each rank position of the group that saved a checkpoint gave to ``take``. Collective."""
+    positions = sum(name.startswith(f"{_RANK_STATE}/") for name in stored)
+    here = dist.get_rank()
+    wanted = {n: ShardedObject(_RANK_STATE, None, (positions,), (n,), replica_id=here) for n in range(positions)}
+    if not wanted:
+        return []
+    loaded = dist_checkpointing.load({_RANK_STATE: wanted}, str(directory))
+    return [loaded[_RANK_STATE][n] for n in range(positions)]
 
 
 def _rank_object(data: Any) -> ShardedObject:

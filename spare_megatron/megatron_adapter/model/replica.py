@@ -44,6 +44,7 @@ from spare_megatron.megatron_adapter.model.settings import (
     splits_optimizer,
     uses_local_layers,
 )
+from spare_megatron.megatron_adapter.model.tied_head import TiedHead
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
 
@@ -105,6 +106,8 @@ class Replica:
     config: TransformerConfig
     """Config of the first chunk; the schedule reads its run-time fields."""
     settings: MegatronSettings
+    head: TiedHead | None = None
+    """With exact sums, the output layer's use of a weight that the embedding on the same stage has too."""
 
 
 def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
@@ -249,6 +252,7 @@ def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
 
 
 def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split: bool) -> GroupDDP:
+    rng.set_states_by_layer(module)
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     module.to(compute_device())

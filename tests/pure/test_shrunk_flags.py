@@ -11,6 +11,7 @@ import pytest
 from benchmarks._shrinking_rules import RULES, STEPS
 from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
 from benchmarks.functional_configs import described, judge
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.claim import RESULTS
 from tests.pure.functional_sets import answers_of, functional_sets
@@ -23,9 +24,18 @@ def small() -> dict[str, Shrunk]:
     return {name: shrink(sets[name]) for name, said in answers_of("training").items() if not said}
 
 
-def test_every_small_configuration_is_a_job_of_this_machine() -> None:
+OF_NEWER_CORES = ("--use-mup needs megatron-core", "--optimizer muon needs ")
+"""How the answer begins where megatron-core is older than a configuration needs, or Muon's package is missing."""
+
+
+def test_every_small_configuration_is_a_job_of_this_machine_or_says_what_it_needs() -> None:
     for name, shrunk in small().items():
-        job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+        try:
+            job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+        except ConfigError as error:
+            if not str(error).startswith(OF_NEWER_CORES):
+                raise
+            continue
         assert (job.train_iters, job.shape.group_size) == (STEPS, shrunk.group_size), name
 
 

@@ -16,6 +16,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags import core_versions
+from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
@@ -85,6 +86,13 @@ def needs(ns: Namespace) -> Iterable[Need]:
     if ns.otel_enabled:
         there = has_package("opentelemetry.exporter.otlp.proto.http")
         yield Need("OpenTelemetry", "--otel-enabled", there, "pip install 'spare_megatron[otel]'")
+    if ns.optimizer in EMERGING:
+        why = f"--optimizer {ns.optimizer}"
+        version = core_versions.in_words([minor for minor in core_versions.tables() if minor >= CORE_OF_EMERGING])
+        newer = core_versions.installed() >= CORE_OF_EMERGING
+        yield Need(version, why, lambda: newer, "install it (it needs Python 3.12), or use --optimizer adam")
+        here = has_package(PACKAGE.replace("-", "_"))
+        yield Need(PACKAGE, why, here, f"pip install {PACKAGE}, or use --optimizer adam")
     yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):

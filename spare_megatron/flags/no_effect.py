@@ -120,6 +120,7 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "no-pin-cpu-params",
         ),
     ),
+    ("Newton-Schulz iterations multiply with torch's own kernels", ("muon-use-syrk",)),
     (
         "weights are built on their device, each group its own, with the values that Megatron's seed gives them",
         ("init-model-with-meta-device",),

@@ -41,10 +41,6 @@ GROUPS: dict[str, tuple[str, str]] = {
     "kitchen": ("quantization recipes beyond megatron-core's own fp8 are not supported", "use --fp8-format or --bf16"),
 }
 
-MUON = (
-    "Muon, Lion and SOAP need the package emerging-optimizers, and a state that checkpoints and returning groups know",
-    "use --optimizer adam",
-)
 FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # (reason, nearest choice, flags without their dashes)
     (
@@ -230,20 +226,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "maximal update parametrization needs a learning rate for each kind of weight, and the optimizer is built with "
-        "one",
-        "give the learning rate that the small model's search says for this width with --lr",
-        (
-            "use-mup",
-            "mup-width-mult",
-            "mup-base-hidden-size",
-            "mup-embedding-mult",
-            "mup-output-mult",
-            "mup-base-head-dim",
-            "mup-attn-scale-power",
-        ),
-    ),
-    (
         "what a router adds would depend on which microbatches this group computed before",
         "leave it out",
         ("moe-router-quantile-balancing-ema", "moe-router-force-biased"),
@@ -292,25 +274,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "moe-dispatch-fwd-dtype",
             "moe-combine-bwd-dtype",
             "moe-expert-rank-capacity-factor",
-        ),
-    ),
-    (
-        *MUON,
-        (
-            "muon-nesterov",
-            "muon-coefficient-type",
-            "muon-use-syrk",
-            "muon-scalar-optimizer",
-            "lion-beta1",
-            "lion-beta2",
-            "muon-momentum",
-            "muon-no-split-qkv",
-            "muon-use-nesterov",
-            "muon-scale-mode",
-            "muon-fp32-matmul-prec",
-            "muon-num-ns-steps",
-            "muon-tp-mode",
-            "muon-extra-scale-factor",
         ),
     ),
     (

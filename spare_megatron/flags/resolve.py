@@ -337,6 +337,8 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
             raise ConfigError(f"--{flag}-{other} {value} does not go with --train-{own}; use --{flag}-{own}")
     if ns.lr_warmup_fraction is not None and (ns.lr_warmup_iters or ns.lr_warmup_samples):
         raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters (or -samples) say the same thing; give one")
+    if ns.lr_wsd_decay_style == "1-sqrt":
+        ns.lr_wsd_decay_style = "minus_sqrt"
     ns.consumed_train_samples = ns.consumed_valid_samples = ns.skipped_train_samples = ns.iteration = 0
     batches = batch_plan(ns, shape)  # refuses a ramp with a batch that cannot be divided over the groups
     if ns.train_samples is not None:

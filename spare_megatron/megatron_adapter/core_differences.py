@@ -251,6 +251,17 @@ RATES = (*SCHEDULED, "optimizer")
 """Options of a parameter group that follow from this job's flags, whatever a checkpoint's groups had."""
 
 
+def rates_by_width(optimizer: Any, model: Any) -> dict[Any, Any] | None:
+    """The rates and other options of single kinds of parameters, for megatron-core's optimizer factory, where the model
+    has maximal update parametrization (``--use-mup``, since 0.17); None for the factory's own."""
+    if not getattr(model, "use_mup", False):
+        return None
+    from megatron.core import optimizer as core_optimizer
+
+    width = core_optimizer.get_mup_config_overrides(optimizer, model.mup_width_mult, optimizer.optimizer)
+    return {**core_optimizer.get_standard_config_overrides(optimizer), **width}
+
+
 def load_optimizer(chained: Any, state: Any) -> None:
     """Load a state into a chained optimizer. It finds its parameter groups by their learning rates too, as it does
     since 0.19; before, groups that differ in nothing else (``--decoupled-lr``) were taken for one."""

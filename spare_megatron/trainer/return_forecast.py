@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags.optimizer_flags import splits
 from spare_megatron.trainer.flops import decoder_kinds
 from spare_megatron.tuner.return_memory import RankParameters, return_memory
 
@@ -50,7 +51,7 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     here = _share_of_largest_stage(ns, stages) + predicted / ns.num_layers
     dense = here * (layers / tensor + sparse * hidden * (ns.num_experts or 0))
     dense += max(first, last) if stages > 1 else first + last
-    split = bool(ns.use_distributed_optimizer) and shape.inner_data * shape.context > 1
+    split = splits(ns, shape)
     of_dense = RankParameters(dense, shape.inner_data * shape.context if split else 1, split)
     ways = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size
     inner = hidden if ns.moe_latent_size is None else ns.moe_latent_size
@@ -72,7 +73,7 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
     if not ns.spare_max_group_restarts:
         return
     parts = rank_parameters(ns, shape, vocabulary)
-    moments = {"adam": 2, "sgd": int(ns.sgd_momentum > 0)}.get(ns.optimizer, 2)
+    moments = {"ademamix": 3, "sgd": int(ns.sgd_momentum > 0)}.get(ns.optimizer, 2)  # of Muon and Lion at most 2
     half = bool(ns.bf16 or ns.fp16)
     state = sum(part.state_bytes(half, moments) for part in parts)
     needed = return_memory(state, sum(part.result_bytes(ns.spare_reduce) for part in parts), shape.num_groups)

@@ -30,6 +30,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
     return MegatronSettings(
         transformer=transformer,
         optimizer={**toy.OPTIMIZER, **case.get("optimizer", {})},
+        ademamix=case.get("ademamix"),
         scheduler=toy.scheduler(case["steps"], case["global_batch_size"]),
         padded_vocab_size=toy.VOCAB,
         seq_length=toy.SEQ,

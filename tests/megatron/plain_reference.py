@@ -24,6 +24,7 @@ install_cpu_shims()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from megatron.core import optimizer as core_optimizer  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -122,7 +123,7 @@ def steps(
 
 
 def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
-    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # an earlier case of this process may have had fewer layers
+    _forget_layers()
     seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -166,10 +167,22 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
             grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=shared
         )
         chunks.append(DistributedDataParallel(config, ddp, model, disable_bucketing=stage > 0))
-    told = OptimizerConfig(**toy.OPTIMIZER, use_distributed_optimizer=shared, bf16=config.bf16)
+    optimizer = {**toy.OPTIMIZER, **case.get("optimizer", {})}
+    told = OptimizerConfig(**optimizer, use_distributed_optimizer=shared, bf16=config.bf16)
     told.params_dtype = config.params_dtype
-    optimizer = get_megatron_optimizer(told, chunks, use_gloo_process_groups=False)
-    return chunks, optimizer, config
+    kinds = None
+    if getattr(config, "use_mup", False):  # as Megatron-LM's setup_model_and_optimizer
+        by_width = core_optimizer.get_mup_config_overrides(told, config.mup_width_mult, told.optimizer)
+        kinds = {**core_optimizer.get_standard_config_overrides(told), **by_width}
+    return chunks, get_megatron_optimizer(told, chunks, kinds, use_gloo_process_groups=False), config
+
+
+def _forget_layers() -> None:
+    """Empty megatron-core's figures of routers: an earlier case of this process may have had fewer layers."""
+    if hasattr(moe_utils, "get_moe_metrics_tracker"):  # since 0.17
+        moe_utils.get_moe_metrics_tracker().metrics.clear()
+    else:
+        moe_utils.get_moe_layer_wise_logging_tracker().clear()
 
 
 def _sampler(case: dict[str, Any], consumed: int) -> Iterator[dict[str, torch.Tensor]]:

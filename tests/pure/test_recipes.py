@@ -11,7 +11,6 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import parser
 
 IN_THE_WAY = {
-    "ademamix": ("apertus70b", "apertus8b", "swissai_apertus1.5_70b_stage1"),
     "--lr-decay-iters: expected one argument": ("paimoon",),
     "--enable-gpt-oss": ("gptoss",),
     "--hybrid-override-pattern": ("paiqwen3next",),

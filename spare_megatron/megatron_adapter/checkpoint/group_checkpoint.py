@@ -341,9 +341,9 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})
-        if steps:
-            inner["state"]["common_step"] = steps[0]
-        elif optimizer_gather.is_torch_adam(current):
+        if steps and not optimizer_gather.is_emerging(current):
+            inner["state"]["common_step"] = max(steps)  # for one that counts none, such as Lion, 0 is stored
+        elif optimizer_gather.counts_steps(current):
             inner["state"]["common_step"] = torch.tensor(0.0)
         if scalers:
             part["grad_scaler"] = scalers[0]
@@ -363,8 +363,10 @@ def _inner(part: dict[str, Any]) -> dict[str, Any]:
 
 def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:
     """The saved options of the parameter group that corresponds to ``group``; without a better one, an expert group
-    may correspond to a dense one."""
+    may correspond to a dense one. Groups of one weight decay may be of two optimizers (Muon's and Adam's), and with
+    maximal update parametrization they differ in their rates and eps."""
     names = ("wd_mult", "lr_mult", "is_decoupled_lr")
+    likely = ("optimizer", "is_expert_parallel", *RATES, "eps")
     matching = [one for one in options if all(one[name] == group[name] for name in names)]
     if not matching:
         wanted = ", ".join(f"{name} {group[name]}" for name in names)
@@ -372,5 +374,4 @@ def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, 
             f"the checkpoint's optimizer has no parameter group with {wanted}; "
             "give the optimizer flags that it was saved with, or --no-load-optim"
         )
-    same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
-    return (same or matching)[0]
+    return max(matching, key=lambda one: [one.get(name) == group.get(name) for name in likely])

@@ -34,8 +34,9 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.core_differences import known_fields, transformer_fields
+from spare_megatron.megatron_adapter.core_differences import known_fields, rates_by_width, transformer_fields
 from spare_megatron.megatron_adapter.model import rng
+from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
@@ -276,5 +277,13 @@ def build_optimizer(
     ranks."""
     values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
+    mixes = values.get("optimizer") == "ademamix"
+    if mixes:
+        values["optimizer"] = "adam"
     config_of = OptimizerConfig(**known_fields(OptimizerConfig, values))
-    return get_megatron_optimizer(config_of, chunks, use_gloo_process_groups=False)
+    overrides = rates_by_width(config_of, config)
+    optimizer = get_megatron_optimizer(config_of, chunks, overrides, use_gloo_process_groups=False)
+    if mixes:
+        given = settings.ademamix or {}
+        replace_adam(optimizer, **{name.removeprefix("ademamix_"): value for name, value in given.items()})
+    return optimizer

@@ -24,12 +24,14 @@ class MegatronSettings:
     transformer: Mapping[str, Any]
     """Fields of megatron-core's TransformerConfig (or MLATransformerConfig), except the parallel sizes of JobShape."""
     optimizer: Mapping[str, Any]
-    """Fields of megatron-core's OptimizerConfig."""
+    """Fields of megatron-core's OptimizerConfig; 'optimizer' may also be 'ademamix'."""
     scheduler: Mapping[str, Any]
     """Arguments of OptimizerParamScheduler after the optimizer; lengths are in samples, as Megatron counts them."""
     padded_vocab_size: int
     seq_length: int
     max_position_embeddings: int
+    ademamix: Mapping[str, Any] | None = None
+    """Fields of :class:`~spare_megatron.config.sections.AdemamixConfig` where 'optimizer' is 'ademamix'."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """Fields of megatron-core's DistributedDataParallelConfig."""
     untie_embeddings_and_output_weights: bool = False

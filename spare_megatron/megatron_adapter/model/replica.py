@@ -37,6 +37,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter.core_differences import known_fields, transformer_fields
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,
@@ -131,7 +132,10 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
-    """The model provider of Megatron's pretrain_gpt.py: a GPTModel with local or transformer-engine layers."""
+    """The model provider of Megatron's pretrain_gpt.py, or where layers are written out of its pretrain_hybrid.py: a
+    model with local or transformer-engine layers."""
+    if settings.hybrid_layer_pattern is not None:
+        return hybrid_provider(settings, config)
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
         from megatron.core.models.gpt import gpt_layer_specs as specs
@@ -184,6 +188,7 @@ def build_replica(
     config = transformer_config(settings, world.shape)
     provider = model_provider or default_model_provider(settings, config)
     modules = _provide_chunks(provider, world)
+    check_kind(settings, modules[0])
     config = get_model_config(modules[0])
     _check_config(config, world)
     split = splits_optimizer(settings, world.shape)

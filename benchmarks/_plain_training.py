@@ -134,15 +134,19 @@ def _modules(job: JobArguments, virtual_pipeline: int | None) -> list[torch.nn.M
 
 
 def _distributed(module: Any, index: int, options: dict[str, Any]) -> Any:
-    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP."""
+    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP; but for experts'
+    tokens, which Megatron counts in the model's precision: in bf16 it loses some above 256, and moves biases otherwise."""
     from megatron.core import tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
+
+    from spare_megatron.megatron_adapter.model.replica import count_tokens_in_fp32
 
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     config = module.config
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    count_tokens_in_fp32(wrapped)
     ddp = DistributedDataParallelConfig(**options)
     return DistributedDataParallel(config, ddp, wrapped, disable_bucketing=index > 0)
 

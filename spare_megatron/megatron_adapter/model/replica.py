@@ -259,6 +259,7 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     module.to(compute_device())
     config = get_model_config(module)
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    count_tokens_in_fp32(wrapped)
     values = {
         **settings.ddp,
         "grad_reduce_in_fp32": True,
@@ -268,6 +269,18 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     }
     ddp = DistributedDataParallelConfig(**known_fields(DistributedDataParallelConfig, values))
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
+
+
+def count_tokens_in_fp32(model: torch.nn.Module) -> None:
+    """Have routers that balance experts by a bias count tokens in fp32, whatever the model's precision.
+
+    Float16Module converts megatron-core's counts too. bf16 has no odd number above 256, so what a group counts would
+    depend on the order of its microbatches, and the bias, which follows the sign of a difference of counts, on which
+    group computed them.
+    """
+    for module in model.modules():
+        if getattr(module, "expert_bias", None) is not None:
+            module.local_tokens_per_expert = module.local_tokens_per_expert.float()
 
 
 def build_optimizer(

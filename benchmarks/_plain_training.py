@@ -134,8 +134,9 @@ def _modules(job: JobArguments, virtual_pipeline: int | None) -> list[torch.nn.M
 
 
 def _distributed(module: Any, index: int, options: dict[str, Any]) -> Any:
-    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP; but for experts'
-    tokens, which Megatron counts in the model's precision: in bf16 it loses some above 256, and moves biases otherwise."""
+    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP.
+
+    But for experts' tokens, which Megatron counts in the model's precision: bf16 loses some of them above 256."""
     from megatron.core import tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module

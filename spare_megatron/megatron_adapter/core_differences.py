@@ -180,6 +180,16 @@ def routing_tracker() -> dict[str, Any]:
     return get_moe_metrics_tracker().metrics  # type: ignore[no-any-return]
 
 
+def taken_routing_losses() -> dict[str, Any]:
+    """What is in that tracker, summed over this rank's layers: name -> a tensor of one value. It is in it no more."""
+    taken = {}
+    for name, entry in routing_tracker().items():
+        values = entry["values"] if isinstance(entry, dict) else entry.values
+        taken[name] = values.sum()
+        values.zero_()
+    return taken
+
+
 # ------------------------------------------------------------------------------------------------------------ data
 
 

@@ -116,9 +116,35 @@ def steps(
         more: dict[str, Any] = {}  # on ranks of the last stage
         MTPLossLoggingHelper.track_mtp_metrics(1 / count, step, None, total_loss_dict=more)
         MTPLossLoggingHelper.tracker.clear()  # the next case of this process may have none
+        more |= routing_losses(case, config, 1 / count, step)
         more = {name: float(value) for name, value in more.items() if name.endswith("loss")}
         history.append({"loss": _loss(reports), "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"], **more})
     return history
+
+
+def routing_losses(case: dict[str, Any], config: Any, scale: float, step: int) -> dict[str, Any]:
+    """What megatron-core reports of its routers, by the call of Megatron's training loop. Collective."""
+    if not config.num_moe_experts:
+        return {}
+    found: dict[str, Any] = {}
+    kinds = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+    told = {
+        "force_initialize": True,
+        "track_names": [kinds[config.moe_router_load_balancing_type], *(["z_loss"] * bool(config.moe_z_loss_coeff))],
+        "num_layers": case["hybrid"].count("E") if case.get("hybrid") else config.num_layers,
+        "moe_layer_freq": config.moe_layer_freq,
+        "mtp_num_layers": config.mtp_num_layers,
+        "total_loss_dict": found,
+    }
+    try:
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+    except ImportError:
+        from megatron.core.transformer.moe.moe_utils import track_moe_metrics
+
+        track_moe_metrics(scale, step, **told)
+    else:
+        get_moe_metrics_tracker().report(scale, step, **told)
+    return found
 
 
 def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:

@@ -38,7 +38,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "MTP, PP2, layout": (*PP2, "--pipeline-model-parallel-layout", "Ett|mL"),
     "DeepSeek, PP2": (*PP2, *DEEPSEEK),
 }
-SHOWN = ("loss", "mtp_1 loss", "grad_norm", "validation")
+SHOWN = ("loss", "mtp_1 loss", "seq_load_balancing_loss", "grad_norm", "validation")
 
 
 def train(run_dir: Path, model: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:

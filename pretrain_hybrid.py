@@ -1,4 +1,4 @@
-"""Trains a hybrid model, whose layers --hybrid-layer-pattern writes out (megatron-core 0.18 or later).
+"""Trains a hybrid model, whose layers --hybrid-layer-pattern writes out (megatron-core 0.19 or later).
 
     spare-launch --num-groups 4 pretrain_hybrid.py --hybrid-layer-pattern '*-*E|*-*E' FLAGS...
 

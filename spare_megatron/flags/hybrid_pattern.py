@@ -16,8 +16,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 
 FLAG = "--hybrid-layer-pattern"
-CORE = (0, 18)
-"""The first megatron-core that has a HybridModel."""
+CORE = (0, 19)
+"""The first megatron-core whose HybridModel has been run; 0.18 has the class too."""
 MAMBA, GATED, ATTENTION, LATENT, SPARSE, DENSE, EXPERTS = "MG*+D-E"
 LAYERS = {
     MAMBA: "Mamba",
@@ -110,7 +110,9 @@ def resolve_hybrid(ns: Namespace) -> None:
     if ns.hybrid_layer_pattern is None:
         for given, flag in ((ns.is_hybrid_model, "--is-hybrid-model"), (ns.spec, "--spec")):
             if given:
-                raise ConfigError(f"{flag} is for hybrid models, whose layers are not given; add {FLAG}, as in '*-*-'")
+                raise ConfigError(
+                    f"{flag} is taken for hybrid models only; write out the layers with {FLAG}, as in '*-*-'"
+                )
         return
     pattern = read_pattern(ns.hybrid_layer_pattern)
     layers = len(pattern.main)

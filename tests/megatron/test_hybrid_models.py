@@ -1,4 +1,4 @@
-"""Hybrid models (megatron-core 0.18 and newer): the pattern is read as megatron-core reads it, a job of groups survives
+"""Hybrid models (megatron-core 0.19 and newer): the pattern is read as megatron-core reads it, a job of groups survives
 kills with the bits of the run without failures, and checkpoints of GPTs of the same layers go on as hybrid models."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.flags.hybrid_pattern import LAYERS, SPARSE, read_pattern
+from spare_megatron.flags.hybrid_pattern import CORE, LAYERS, SPARSE, read_pattern
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 from spare_megatron.megatron_adapter.versions import release
@@ -30,7 +30,7 @@ FLAGS = (
 PATTERN = "*-|*E/*-"
 EXPERTS = ("--num-experts", "4", "--moe-router-topk", "2", "--moe-aux-loss-coeff", "1e-2")
 
-pytestmark = pytest.mark.skipif(release() < (0, 18), reason="this megatron-core has no HybridModel")
+pytestmark = pytest.mark.skipif(release() < CORE, reason="hybrid models are taken with a newer megatron-core")
 
 
 @given(st.text(SYMBOLS + "|/", max_size=12))
@@ -82,7 +82,6 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(release() < (0, 19), reason="this megatron-core does not translate checkpoints of GPTs")
 @pytest.mark.parametrize("layers", ["*-", "*E"])
 def test_a_gpt_goes_on_as_the_hybrid_model_of_its_layers(tmp_path: Path, layers: str) -> None:
     """Optimizer state and schedule included: both models compute the same operations on the same numbers."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.flags.hybrid_pattern import CORE
 from spare_megatron.megatron_adapter.versions import release
 from tests.megatron import toy
 from tests.spawn import run_ranks
@@ -88,7 +89,7 @@ FOUR_RANKS = {
     "DeepSeek's kind of model, PP2": case(pipeline=2, tied=False, positions="rope", transformer=toy.DEEPSEEK),
     "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 7]),
 }
-if release() >= (0, 18):  # the first with a HybridModel
+if release() >= CORE:  # else hybrid models are not taken
     EXPERTS = {**MOE, "is_hybrid_model": True}
     FOUR_RANKS |= {
         "hybrid, PP2, uneven stages, uneven loads": case(

@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_one_sentence(pattern: str, flags: str, said: str) 
 @pytest.mark.parametrize("flag", ["--is-hybrid-model", "--spec my_module my_spec"])
 def test_flags_of_hybrid_models_need_the_layers(flag: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"is for hybrid models, whose layers are not given; add --hybrid-layer-pattern"
+        ConfigError, match=r"is taken for hybrid models only; write out the layers with --hybrid-layer-pat"
     ):
         parse_job([*SMALL.split(), *flag.split()])
 
@@ -117,7 +117,7 @@ def test_flags_of_hybrid_models_need_the_layers(flag: str) -> None:
 def test_an_older_core_is_told_which_one_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_versions, "installed", lambda: (0, 16))
     with pytest.raises(
-        ConfigError, match=r"--hybrid-layer-pattern needs megatron-core 0\.18 or later, which is not on"
+        ConfigError, match=r"--hybrid-layer-pattern needs megatron-core 0\.19 or later, which is not on"
     ):
         hybrid("")
 

@@ -51,6 +51,17 @@ class ModelConfig:
     """Sliding attention window as 'left,right'."""
     window_attn_skip_freq: str | None = None
     """Layers with full attention in a model with a window: every n-th, or a list expression."""
+    hybrid_layer_pattern: str | None = None
+    """Layers of a hybrid model, a symbol each, as in '*-*E': M Mamba, G gated delta net, * attention, + multi-latent
+    attention, - feed-forward, E experts. A bar ends a pipeline stage, / begins the layers of one more token."""
+    hybrid_override_pattern: str | None = None
+    """Older name of --hybrid-layer-pattern."""
+    hybrid_attention_ratio: float = 0.0
+    """Share of attention layers: replaced by --hybrid-layer-pattern, beside which it changes nothing."""
+    hybrid_mlp_ratio: float = 0.0
+    """Share of feed-forward layers: replaced by --hybrid-layer-pattern, beside which it changes nothing."""
+    spec: tuple[str, ...] | None = flag(None, nargs="*")
+    """Module and name of the specification of a hybrid model's layers; default: megatron-core's."""
     linear_attention_freq: str | None = None
     """Layers with linear attention (gated delta net): all but every n-th, or a list expression."""
     group_query_attention: bool = False

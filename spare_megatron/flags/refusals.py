@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from spare_megatron.flags.no_effect import taken
 from spare_megatron.flags.refused_flags import FLAGS, GROUPS
 from spare_megatron.flags.specs import SECTIONS, megatron_table, specs_of
+from spare_megatron.megatron_adapter.model.settings import REFUSED_BALANCING
 
 # (destination, value) -> (reason, nearest choice)
 VALUES: dict[tuple[str, object], tuple[str, str]] = {
@@ -33,10 +34,7 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
         "use --dataloader-type single or cyclic",
     ),
     ("transformer_impl", "inference_optimized"): ("inference is not part of this framework", "use local"),
-    ("moe_router_load_balancing_type", "quantile_balancing"): (
-        "what a router adds would depend on which microbatches this group computed before",
-        "use aux_loss or seq_aux_loss",
-    ),
+    **{("moe_router_load_balancing_type", kind): why for kind, why in REFUSED_BALANCING.items()},
     ("experimental_attention_variant", "dsa"): (
         "sparse attention needs its indexer's loss in the schedule and a run on GPUs that shows it right",
         "use gated_delta_net",

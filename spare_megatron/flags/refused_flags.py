@@ -49,7 +49,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "pipeline-model-parallel-comm-backend",
             "distributed-timeout-seconds-after-init",
-            "high-priority-stream-groups",
             "lazy-mpu-init",
             "use-sharp",
             "sharp-enabled-group",
@@ -103,9 +102,9 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("mtp-standalone",),
     ),
     (
-        "multi-token prediction is that of GPT models",
-        "use --mtp-num-layers",
-        ("mtp-hsm", "mtp-hybrid-override-pattern"),
+        "hidden states of predicted tokens are mixed only by a megatron-core that is newer than 0.19",
+        "leave it out",
+        ("mtp-hsm",),
     ),
     (
         "offloading to host memory would have to survive a pipeline that stops in the middle of a step, which nothing "
@@ -163,21 +162,9 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "state-space and hybrid models need their own model provider and layer specification, which are not built in",
-        "train them with Megatron-LM",
-        (
-            "is-hybrid-model",
-            "mamba-state-dim",
-            "mamba-head-dim",
-            "mamba-num-groups",
-            "mamba-num-heads",
-            "disable-mamba-mem-eff-path",
-            "hybrid-attention-ratio",
-            "hybrid-mlp-ratio",
-            "hybrid-override-pattern",
-            "hybrid-layer-pattern",
-            "mamba-training-ssm-states-dtype",
-        ),
+        "the states of Mamba layers have the dtype that megatron-core gives them",
+        "leave it out",
+        ("mamba-training-ssm-states-dtype",),
     ),
     (
         "it is for inference, which is not part of this framework",
@@ -288,12 +275,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("phase-transition-iterations",),
     ),
     (
-        "a gradient is judged by whether it is finite, not by its size",
-        "use --clip-grad",
-        ("check-for-large-grads",),
-    ),
-    ("energy meters are not read", "leave it out", ("log-energy",)),
-    (
         "steps that were found bad are not skipped by number",
         "leave it out",
         ("iterations-to-skip", "result-rejected-tracker-filename"),
@@ -304,7 +285,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "train-sync-interval",
             "disable-jit-fuser",
-            "spec",
         ),
     ),
     (

@@ -15,6 +15,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
+from spare_megatron.flags.hybrid_pattern import check_hybrid
 from spare_megatron.flags.optimizer_flags import check_optimizer, splits
 from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
@@ -91,7 +92,7 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
     even = ns.decoder_first_pipeline_num_layers is None and ns.decoder_last_pipeline_num_layers is None
     chunks = ns.virtual_pipeline_model_parallel_size or 1
     layers = counted_layers(ns)
-    if even and ns.pipeline_model_parallel_layout is None:
+    if even and ns.pipeline_model_parallel_layout is None and ns.hybrid_layer_pattern is None:
         unit = pipeline * chunks
         stages = f"--pipeline-model-parallel-size {pipeline}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
         refuse(
@@ -384,6 +385,7 @@ def _check_audits(ns: Namespace, groups: int) -> None:
 def check_all(ns: Namespace, shape: JobShape) -> None:
     """Check every rule; ConfigError for the first that does not hold."""
     check_model(ns)
+    check_hybrid(ns)
     check_predicted(ns)
     check_experts(ns)
     check_training(ns)

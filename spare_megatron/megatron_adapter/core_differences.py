@@ -168,6 +168,28 @@ def taken_prediction_losses() -> list[Any]:
     return list(noted.get("loss_values", noted.get("values", ())))
 
 
+def routing_tracker() -> dict[str, Any]:
+    """megatron-core's tracker of the losses by which routers keep experts' loads even: name -> an entry with the sum
+    over microbatches of each layer's. It has been a class since 0.18, whose entries are no mappings."""
+    try:
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+    except ImportError:
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+        return get_moe_layer_wise_logging_tracker()  # type: ignore[no-any-return]
+    return get_moe_metrics_tracker().metrics  # type: ignore[no-any-return]
+
+
+def taken_routing_losses() -> dict[str, Any]:
+    """What is in that tracker, summed over this rank's layers: name -> a tensor of one value. It is in it no more."""
+    taken = {}
+    for name, entry in routing_tracker().items():
+        values = entry["values"] if isinstance(entry, dict) else entry.values
+        taken[name] = values.sum()
+        values.zero_()
+    return taken
+
+
 # ------------------------------------------------------------------------------------------------------------ data
 
 

@@ -147,6 +147,8 @@ class JobArguments:
             use_rope_scaling=model.use_rope_scaling,
             rope_scaling_factor=model.rope_scaling_factor,
             fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+            hybrid_layer_pattern=model.hybrid_layer_pattern,
+            spec=model.spec or (),
             transformer_impl=model.transformer_impl or "auto",
             experimental=model.enable_experimental,
             seed=self.training.seed,

@@ -37,6 +37,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
         max_position_embeddings=toy.SEQ,
         untie_embeddings_and_output_weights=not case["tied"],
         position_embedding_type=case.get("positions", "learned_absolute"),
+        hybrid_layer_pattern=case.get("hybrid"),
         seed=case["seed"],
         schedule=case.get("schedule", "core"),
     )

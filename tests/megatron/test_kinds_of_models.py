@@ -40,7 +40,7 @@ MODELS: dict[str, tuple[str, ...]] = {
     "DeepSeek, PP2, layout": (*PP2, *DEEPSEEK, *LAYOUT),
 }
 LONG = [pytest.param(model, marks=pytest.mark.full) for model in list(MODELS)[:-1]]
-SHOWN = ("loss", "mtp_1 loss", "grad_norm", "validation")
+SHOWN = ("loss", "mtp_1 loss", "seq_load_balancing_loss", "grad_norm", "validation")
 
 
 def train(run_dir: Path, model: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
@@ -72,10 +72,33 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> No
     assert " mtp_1 loss: " in (job.run_dir / "launch.out").read_text()
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ["MTP, PP2, layout", "DeepSeek, PP2"])
+def test_a_job_that_goes_on_from_a_checkpoint_ends_as_one_that_went_on(tmp_path: Path, model: str) -> None:
+    steps = ("--train-iters", "8")
+    whole = train(tmp_path / "whole", model, 2, *steps)
+    first = train(tmp_path / "first", model, 2, *steps, "--exit-interval", "4")
+    for job in (whole, first):
+        job.finish(timeout_s=400.0)
+    second = train(tmp_path / "second", model, 2, *steps, "--load", str(tmp_path / "first" / "save"))
+    second.finish(timeout_s=400.0)
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (whole, second))
+    assert one == other, "weights or optimizer differ"
+    assert [line["step"] for line in second.metrics] == [5, 6, 7, 8]
+    for line, expected in zip(second.metrics, whole.metrics[4:], strict=True):
+        assert [line.get(name) for name in SHOWN] == [expected.get(name) for name in SHOWN], f"step {line['step']}"
+
+
 ORDERS = ([list(range(8))], [[7, 2], [5, 0, 1, 6, 3, 4]])
 KINDS: dict[str, dict[str, Any]] = {
     "MTP of two layers": one_group(positions="rope", reduce="exact", transformer={"mtp_num_layers": 2}),
     "DeepSeek": one_group(positions="rope", reduce="exact", tied=False, transformer=toy.DEEPSEEK),
+    "DeepSeek, bf16, more tokens than bf16 counts": {
+        **one_group(positions="rope", reduce="exact", tied=False, transformer={**toy.DEEPSEEK, "bf16": True}),
+        "micro_batch_size": 8,
+        "global_batch_size": 64,
+    },
 }
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.flags.hybrid_pattern import CORE
+from spare_megatron.megatron_adapter.versions import release
 from tests.megatron import toy
 from tests.spawn import run_ranks
 
@@ -88,6 +90,22 @@ FOUR_RANKS = {
     "DeepSeek's kind of model, PP2": case(pipeline=2, tied=False, positions="rope", transformer=toy.DEEPSEEK),
     "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 7]),
 }
+if release() >= CORE:  # else hybrid models are not taken
+    EXPERTS = {**MOE, "is_hybrid_model": True}
+    FOUR_RANKS |= {
+        "hybrid, PP2, uneven stages, uneven loads": case(
+            pipeline=2, hybrid="*-*|E", tied=False, transformer={**EXPERTS, "num_layers": 4}, loads=[3, 5], cut=2
+        ),
+        "hybrid, PP2, virtual stages, pads": case(
+            pipeline=2, virtual=2, hybrid="*-|*E|*-|*E", transformer={**EXPERTS, "num_layers": 8}, loads=[1, 7]
+        ),
+        "hybrid, MTP of two layers, PP2": case(
+            pipeline=2,
+            hybrid="*-|*E/*-/*-",
+            positions="rope",
+            transformer={**EXPERTS, "num_layers": 4, "mtp_num_layers": 2},
+        ),
+    }
 EIGHT_RANKS = {
     "TP2 x PP2": case(tensor=2, pipeline=2),
 }

@@ -13,7 +13,6 @@ from spare_megatron.flags import parser
 IN_THE_WAY = {
     "--lr-decay-iters: expected one argument": ("paimoon",),
     "--enable-gpt-oss": ("gptoss",),
-    "--hybrid-override-pattern": ("paiqwen3next",),
     "DeepSeekV3Tokenizer": ("rocm_deepseekv3",),
     "Llama3Tokenizer": ("swallow31",),
     "it has no checkpoint": ("swallowmix",),

@@ -33,7 +33,7 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint import optimizer_gather
+from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     BUCKETS,
@@ -47,6 +47,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import check_extra_states
 from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
+from spare_megatron.megatron_adapter.model.hybrid_layers import pattern_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
@@ -172,10 +173,12 @@ def load(
     here = state.pop("optimizer", None)
     if form == RESHARDABLE:
         rename_requests(here)
+    states = [state[name] for name, _ in _modules(replica)] + ([here] if optimizer else [])
+    translated = gpt_in_hybrid.retarget(directory, stored, pattern_of(_modules(replica)[0][1]), states, form)
     failed: ConfigError | None = None
     try:
         mine = _rank_object(None)
-        if optimizer and mine.unique_key in stored:
+        if optimizer and mine.unique_key in stored and not translated:
             state[_RANK_STATE] = mine
         if optimizer and form != BUCKETS:
             state[_HERE] = here

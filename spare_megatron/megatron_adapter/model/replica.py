@@ -38,6 +38,7 @@ from spare_megatron.megatron_adapter.core_differences import known_fields, rates
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,
@@ -135,7 +136,10 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
-    """The model provider of Megatron's pretrain_gpt.py: a GPTModel with local or transformer-engine layers."""
+    """The model provider of Megatron's pretrain_gpt.py, or where layers are written out of its pretrain_hybrid.py: a
+    model with local or transformer-engine layers."""
+    if settings.hybrid_layer_pattern is not None:
+        return hybrid_provider(settings, config)
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
         from megatron.core.models.gpt import gpt_layer_specs as specs
@@ -188,6 +192,7 @@ def build_replica(
     config = transformer_config(settings, world.shape)
     provider = model_provider or default_model_provider(settings, config)
     modules = _provide_chunks(provider, world)
+    check_kind(settings, modules[0])
     config = get_model_config(modules[0])
     _check_config(config, world)
     split = splits_optimizer(settings, world.shape)
@@ -259,6 +264,7 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     module.to(compute_device())
     config = get_model_config(module)
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    count_tokens_in_fp32(wrapped)
     values = {
         **settings.ddp,
         "grad_reduce_in_fp32": True,
@@ -268,6 +274,18 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     }
     ddp = DistributedDataParallelConfig(**known_fields(DistributedDataParallelConfig, values))
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
+
+
+def count_tokens_in_fp32(model: torch.nn.Module) -> None:
+    """Have routers that balance experts by a bias count tokens in fp32, whatever the model's precision.
+
+    Float16Module converts megatron-core's counts too. bf16 has no odd number above 256, so what a group counts would
+    depend on the order of its microbatches, and the bias, which follows the sign of a difference of counts, on which
+    group computed them.
+    """
+    for module in model.modules():
+        if getattr(module, "expert_bias", None) is not None:
+            module.local_tokens_per_expert = module.local_tokens_per_expert.float()
 
 
 def build_optimizer(

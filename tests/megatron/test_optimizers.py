@@ -122,7 +122,7 @@ def resumed(rank: int, store: Any, one: dict[str, Any], path: str) -> dict[str, 
             else:
                 loaded = group_checkpoint.load(path, engine.replica)
                 if engine.exact is not None:
-                    engine.exact.restore(loaded.rank_state)
+                    engine.exact.restore(loaded.rank_state, loaded.read_rank_states)
             engine.begin_step(3)
             before = state(engine)
             groups.one_step(engine, peers, one, 0, 3)

@@ -277,15 +277,18 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
 
 
 def count_tokens_in_fp32(model: torch.nn.Module) -> None:
-    """Have routers that balance experts by a bias count tokens in fp32, whatever the model's precision.
+    """Have routers that balance experts by a bias count tokens, and keep the bias, in fp32, whatever the model's
+    precision.
 
     Float16Module converts megatron-core's counts too. bf16 has no odd number above 256, so what a group counts would
     depend on the order of its microbatches, and the bias, which follows the sign of a difference of counts, on which
-    group computed them.
+    group computed them. The bias itself megatron-core makes fp32 at the first forward pass; a group that comes back
+    takes results before it.
     """
     for module in model.modules():
         if getattr(module, "expert_bias", None) is not None:
             module.local_tokens_per_expert = module.local_tokens_per_expert.float()
+            module.expert_bias.data = module.expert_bias.data.float()
 
 
 def build_optimizer(

@@ -11,7 +11,6 @@ start in their logs. The pauses between restarts are 0, as each group is killed 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import re
 import signal
@@ -28,6 +27,7 @@ from benchmarks._report import report
 from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.steady_clock import process_age_s
 from spare_megatron.controller.messages import CaughtUp, Hello, Ready, View, Vote
 from spare_megatron.coordinator.journal import Record
 from tests.process.harness import RESTARTS, Job, launch
@@ -102,17 +102,10 @@ def _kill(job: Job, group: int, draw: random.Random) -> dict[str, float]:
     killed_s = time.time()
     job.kill(*job.pids(group))
     until_started(job, member)
-    began_s = min(_began_s(pid) for pid in job.pids(group))
+    began_s = time.time() - max(map(process_age_s, job.pids(group)))
     until_whole(job, GROUPS, 3, member)
     log = next((job.run_dir / "logs" / f"group-{group}").glob(f"rank-0.incarnation-{member[1]}.log")).read_text()
     return _parts(records(job)[seen:], member, killed_s, began_s, log)
-
-
-def _began_s(pid: int) -> float:
-    """When a process began, as time.time() has it, to a hundredth. (The boot time that psutil adds is in whole
-    seconds.)"""
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: float, log: str) -> dict[str, float]:

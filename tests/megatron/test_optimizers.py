@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,12 @@ import pytest
 
 from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, PACKAGE
-from spare_megatron.megatron_adapter.checkpoint.digest import digest, model_tensors
+from spare_megatron.megatron_adapter.checkpoint.digest import model_tensors
 from spare_megatron.megatron_adapter.versions import release
+from tests.megatron.test_kinds_of_models import killed_and_calm
 from tests.megatron.test_parity import MOE, SEED, case, compare
 from tests.megatron.test_transferred_state import SPLIT, one_group, unlike
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, leave_whole, voted
 from tests.spawn import run_ranks
 
 pytestmark = pytest.mark.timeout(600)
@@ -188,7 +189,7 @@ JOBS: dict[str, tuple[tuple[str, ...], set[str], Any]] = {
 """Name -> (flags, the tensors beside weights that a checkpoint has for one or another of them, marks)."""
 
 
-def train(run_dir: Path, optimizer: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
+def train(run_dir: Path, groups: int, *flags: str, optimizer: str, inject: tuple[str, ...] = ()) -> Job:
     words = (*FLAGS, *JOBS[optimizer][0], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
     return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
 
@@ -196,19 +197,8 @@ def train(run_dir: Path, optimizer: str, groups: int, *flags: str, inject: tuple
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("optimizer", [pytest.param(name, marks=one[2]) for name, one in JOBS.items()])
 def test_two_kills_and_a_return_change_nothing(tmp_path: Path, optimizer: str) -> None:
-    flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
-    inject = (
-        "sigkill:group=1,step=2,at=backward,n=1",
-        "sigkill:group=2,step=3,at=reduce",
-        "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
-    )
-    job = train(tmp_path / "run", optimizer, 3, *flags, inject=inject)
-    found = leave_whole(job, 3, (2, 1))
-    calm = train(tmp_path / "calm", optimizer, 1, "--exit-interval", str(max(found)))
-    calm.finish(timeout_s=400.0)
-    check_same(found, voted(calm))
-    one, other = (last_good(each.run_dir / "save")[0] for each in (job, calm))
-    assert digest(one, optimizer=True) == digest(other, optimizer=True), "weights or optimizer differ"
+    job, _ = killed_and_calm(tmp_path, partial(train, optimizer=optimizer))
+    one = last_good(job.run_dir / "save")[0]
     saved = {name.split(".")[2] for name in model_tensors(one, optimizer=True) if name.startswith("optimizer.state.")}
     assert saved - {"param", "fp32_param"} == JOBS[optimizer][1]
     assert job.metrics[-1]["loss"] < job.metrics[0]["loss"]

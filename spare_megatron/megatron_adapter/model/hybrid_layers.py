@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.model.settings import MegatronSettings, uses_local_layers
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings, language_model_arguments, uses_local_layers
 
 if TYPE_CHECKING:
     import torch
@@ -34,19 +34,11 @@ def hybrid_provider(settings: MegatronSettings, config: Any) -> Callable[..., An
         return HybridModel(
             config=config,
             hybrid_stack_spec=_stack_of(settings, config),
-            vocab_size=settings.padded_vocab_size,
-            max_sequence_length=settings.max_position_embeddings,
             hybrid_layer_pattern=settings.hybrid_layer_pattern,
             pre_process=pre_process,
             post_process=post_process,
-            fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
-            parallel_output=True,
-            share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
-            position_embedding_type=settings.position_embedding_type,
-            rotary_percent=settings.rotary_percent,
-            rotary_base=settings.rotary_base,
-            seq_len_interpolation_factor=settings.rotary_seq_len_interpolation_factor,
             vp_stage=vp_stage,
+            **language_model_arguments(settings),
         )
 
     return provide

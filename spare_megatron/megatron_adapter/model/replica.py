@@ -43,6 +43,7 @@ from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,
     check_settings,
+    language_model_arguments,
     splits_optimizer,
     uses_local_layers,
 )
@@ -158,21 +159,13 @@ def default_model_provider(settings: MegatronSettings, config: TransformerConfig
         return GPTModel(
             config=config,
             transformer_layer_spec=block,
-            vocab_size=settings.padded_vocab_size,
-            max_sequence_length=settings.max_position_embeddings,
             pre_process=pre_process,
             post_process=post_process,
-            fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
-            parallel_output=True,
-            share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
-            position_embedding_type=settings.position_embedding_type,
-            rotary_percent=settings.rotary_percent,
-            rotary_base=settings.rotary_base,
             rope_scaling=settings.use_rope_scaling,
             rope_scaling_factor=settings.rope_scaling_factor,
-            seq_len_interpolation_factor=settings.rotary_seq_len_interpolation_factor,
             mtp_block_spec=mtp,
             vp_stage=vp_stage,
+            **language_model_arguments(settings),
         )
 
     return provide

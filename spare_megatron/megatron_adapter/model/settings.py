@@ -108,6 +108,21 @@ def uses_local_layers(settings: MegatronSettings) -> bool:
     return settings.transformer_impl == "local"
 
 
+def language_model_arguments(settings: MegatronSettings) -> dict[str, Any]:
+    """The arguments that megatron-core's GPTModel and HybridModel have in common, but for those of the stage."""
+    return {
+        "vocab_size": settings.padded_vocab_size,
+        "max_sequence_length": settings.max_position_embeddings,
+        "fp16_lm_cross_entropy": settings.fp16_lm_cross_entropy,
+        "parallel_output": True,
+        "share_embeddings_and_output_weights": not settings.untie_embeddings_and_output_weights,
+        "position_embedding_type": settings.position_embedding_type,
+        "rotary_percent": settings.rotary_percent,
+        "rotary_base": settings.rotary_base,
+        "seq_len_interpolation_factor": settings.rotary_seq_len_interpolation_factor,
+    }
+
+
 def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
     """ConfigError, with the reason, for settings that this adapter cannot train correctly."""
     transformer = settings.transformer

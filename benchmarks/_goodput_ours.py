@@ -63,7 +63,8 @@ class Ours(System):
         struck = 0
         for pid in self._job.pids(group):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                if psutil.Process(pid).ppid() == self._job.process.pid:
+                # not a process that has the number since; ranks are forked by the job's parent of preloaded ones
+                if any(one.pid == os.getpid() for one in psutil.Process(pid).parents()):
                     os.kill(pid, signal.SIGKILL)
                     struck += 1
         return struck

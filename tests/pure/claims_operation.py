@@ -24,8 +24,8 @@ def operation() -> Iterator[Claim]:
     )
     yield Claim(
         "docs/checkpoints.md",
-        "An asynchronous save writes {} GB/s to the disk, checksums included, a synchronous one {} GB/s; a plain copy of "
-        "the same files runs at {} and {} GB/s",
+        "An asynchronous save writes {} GB/s to the disk, checksums included, a synchronous one {} GB/s; a plain copy "
+        "of the same files runs at {} and {} GB/s",
         tuple(save(key, **mode) for key in ("write_gb_s", "copy_gb_s") for mode in (beside, waits)),
     )
     yield Claim("docs/checkpoints.md", "With {} MB on", (save("megabytes", **beside),))
@@ -45,8 +45,8 @@ def operation() -> Iterator[Claim]:
     yield Claim(
         "docs/from_megatron.md",
         "Of the {} that passed when this was measured, {} drawn by a seed were made small enough for a machine without "
-        "GPU and trained for {} steps. The losses of {} agree with those of plain megatron-core, of {} bit for bit; the "
-        "largest relative difference is {} (",
+        "GPU and trained for {} steps. The losses of {} agree with those of plain megatron-core, of {} bit for bit; "
+        "the largest relative difference is {} (",
         tuple(trained.config(key) for key in FUNCTIONAL),
     )
     masked = Results("masked_failure.json")

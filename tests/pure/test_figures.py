@@ -143,7 +143,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/walk.md", "closed for 0.5 s is a death, or 5 s without"),
         ("docs/walk.md", "known within 3 ms"),
         ("docs/walk.md", "waits 0.2 s (`VIEW_GRACE_S`)"),
-        ("docs/when_a_gpu_dies.md", "(5 s); a rank"),
+        ("docs/when_a_gpu_dies.md", "(5 s). A rank"),
         ("docs/when_a_gpu_dies.md", "(60 s). Everything"),
     ),
     "versions of Slurm": (

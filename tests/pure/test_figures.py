@@ -190,7 +190,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/exact_reduction.md", "y + 1.5 * 2^52"),
         ("docs/exact_reduction.md", "*-0.0* counts as 0: a sum of zeros is +0.0"),
         ("docs/exact_reduction.md", "T^1.5"),
-        ("docs/holes.md", "until 0.749 of a lease after the claim, the new one serves at 0.5;"),
+        ("docs/holes.md", "until 0.749 of a lease after the claim, the new one serves from 0.5 on."),
         ("docs/holes.md", "within the 10 ms in which"),
         ("docs/when_a_gpu_dies.md", "up to 1.5 times as long"),
     ),

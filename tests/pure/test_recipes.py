@@ -33,7 +33,15 @@ def test_a_recipe_is_taken_or_told_all_that_is_in_its_way(path: Path) -> None:
 
 
 def test_a_value_that_only_a_fork_has_is_taken_out_with_its_flag() -> None:
-    words = ["--tokenizer-type", "DeepSeekV3Tokenizer", "--seq-length", "8", "--lr-decay-style=cosine", "--of-a-fork", "1"]
+    words = [
+        "--tokenizer-type",
+        "DeepSeekV3Tokenizer",
+        "--seq-length",
+        "8",
+        "--lr-decay-style=cosine",
+        "--of-a-fork",
+        "1",
+    ]
     assert of_mainline(words) == (["--seq-length", "8", "--lr-decay-style=cosine"], ["--tokenizer-type", "--of-a-fork"])
     with pytest.raises(ConfigError, match="--tokenizer-type: invalid choice: 'DeepSeekV3Tokenizer'"):
         parser.parse(words[:2])

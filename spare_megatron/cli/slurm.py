@@ -21,7 +21,7 @@ from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.report import leave_report
-from spare_megatron.config.allocation import Allocation, allocation_of
+from spare_megatron.config.allocation import Allocation, allocation_of, of_batch_script
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
 def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """The launch that the flags describe; raises ConfigError where they do not fit together. ``words`` is the command
     line, which the coordinators are given too."""
-    allocation = allocation_of(os.environ)
+    allocation = allocation_of(of_batch_script(os.environ))
     told = launcher_flags(args.flags, os.environ, saved_args)
     size = told.group_size if args.group_size is None else args.group_size
     if size >= 1 and args.num_groups is not None:

@@ -1,5 +1,6 @@
 """Starts lost groups again in a Slurm allocation, each as a step of its own: on the nodes where it ran, or on a spare
-one where a node is lost, is not fit for it, or has failed too often.
+one where a node is lost, is not fit for it, or has failed too often. Where nothing is spare, groups that wait for nodes
+put their fit ones together (:mod:`spare_megatron.launch.slurm_places`).
 
 Nobody reports the exits of ranks under Slurm. A group is gone when the coordinator's status has not named it for
 LEAVE_S, in which its ranks leave by themselves, or when the step of its restart has ended.
@@ -11,10 +12,11 @@ node that is dead gets no step. What a node that does not answer still runs of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +29,15 @@ from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.life_report import LINES_SHOWN, tail
+from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
-from spare_megatron.launch.restarter import Restarter
-from spare_megatron.launch.slurm_commands import SRUN, node_names, told_of
+from spare_megatron.launch.restarter import NoStandbys, Restarter
+from spare_megatron.launch.slurm_commands import SRUN, node_names, racks_of, told_of
 from spare_megatron.launch.slurm_places import SlurmPlaces
 
 AT_ONCE = 16
-"""So many nodes at most are checked at once, each by itself."""
+"""So many nodes at most are checked at once."""
 SWEEP_LIMIT_S = 30.0
 """How long the nodes of a group have to kill what is left of it; one that is slower counts as lost."""
 
@@ -63,6 +66,24 @@ class SlurmRanks:
         return self.allocation.ranks // self.group_size
 
 
+class NodeNews(NoStandbys):
+    """Wakes groups that wait for nodes when they have been given some."""
+
+    def __init__(self) -> None:
+        self._news: dict[int, asyncio.Event] = {}
+
+    def wake(self, group: int) -> None:
+        """Let a group be looked at now."""
+        self._news.setdefault(group, asyncio.Event()).set()
+
+    async def come(self, group: int, timeout_s: float) -> None:
+        """Wait until a group is woken, ``timeout_s`` at most."""
+        news = self._news.setdefault(group, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), timeout_s)
+        news.clear()
+
+
 class SlurmGroups:
     """The groups of one life. Used in one event loop."""
 
@@ -79,6 +100,7 @@ class SlurmGroups:
     ) -> None:
         """``first_alive`` says whether the step that the life began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
+        self._news = NodeNews()
         self._restarter = Restarter(
             lambda: first_alive() or self.alive,
             client,
@@ -87,13 +109,12 @@ class SlurmGroups:
             self._begin,
             say,
             over,
+            standbys=self._news,
             elsewhere=self._elsewhere,
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
         self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
-        self._resting: set[int] = set()
-        """Nodes that a drained group has left: nothing is started on them."""
         self._names: list[str] = []
         """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
         self._absences = Absences(self._newest.values())
@@ -132,7 +153,13 @@ class SlurmGroups:
             if failed:
                 self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)
-            self._client.beside(self._restarter.bring_back(start))
+            self._client.beside(self._bring_back(start))
+
+    async def _bring_back(self, start: GroupStart) -> None:
+        try:
+            await self._restarter.bring_back(start)
+        finally:
+            self._places.waits_no_more(start.group)
 
     def _elsewhere(self, start: GroupStart) -> bool:
         """Whether a drained group may go on elsewhere."""
@@ -154,83 +181,63 @@ class SlurmGroups:
         """Why the nodes of a group cannot run it now."""
         over = threading.Event()
         try:
-            fault, moves = await asyncio.to_thread(self._fault_of, start, over.is_set)
+            look = await asyncio.to_thread(self._look, start, over.is_set)
         finally:
             over.set()
-        for sentence in moves:
-            self._say(sentence)
-        return fault
+        for group, moves in look.moves.items():
+            for move in moves:
+                whose = "the spare node " if move.giver is None else ""
+                of = "" if move.giver is None else f" of group {move.giver}, which waits for nodes too"
+                there = f"{whose}{self._names[move.other]}{of}"
+                self._say(f"group {group} moves from {self._names[move.node]} to {there}: {move.why}")
+            if group != start.group:
+                self._news.wake(group)
+        return look.fault
 
-    def _fault_of(self, start: GroupStart, over: Callable[[], bool]) -> tuple[HealthFault | None, list[str]]:
-        """The fault, and how the group moves to other nodes, in words."""
-        self._names = self._names or node_names(self._ranks.allocation.node_list)
+    def _look(self, start: GroupStart, over: Callable[[], bool]) -> NodesLook:
+        if not self._names:
+            self._names = node_names(self._ranks.allocation.node_list)
+            self._places.racks = racks_of(self._names)
         here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
         if not self._names or not here:
-            return HealthFault("node", "Slurm does not name the nodes of the job"), []
-        places, group = self._places, start.group
-        usable = {node for node, name in enumerate(self._names) if name in here} - self._resting
-        drained = group in (glance(self._ranks.run_dir.status) or {}).get("drained", [])
-        left = set(places.nodes_of(group)) if drained else set[int]()
-        unfit, told = dict[int, HealthFault](), list[str]()
-        while True:
-            nodes = places.nodes_of(group)
-            for node in set(nodes) - usable:
-                unfit[node] = HealthFault("node", f"Slurm does not name {self._names[node]} as a node of the job")
-            for node in left.intersection(nodes):
-                unfit[node] = HealthFault("node", f"{self._names[node]} is drained")
-            for node in places.failing(set(nodes) - unfit.keys()):
-                unfit[node] = HealthFault("node", f"{self._names[node]} has failed too often")
-            if not unfit.keys() & set(nodes):
-                unfit |= self._unfit(start, nodes, over)
-            away = [node for node in nodes if node in unfit]
-            if not away:
-                return None, told
-            moves = places.move(group, unfit.keys(), usable)
-            if not moves:
-                often = set(places.failing(away)) & usable - left
-                serious = [unfit[node] for node in away if node not in often]
-                return (serious[0] if serious else self._as_it_is(start, nodes, over)), told
-            self._resting |= left & moves.keys()
-            for node, other in moves.items():
-                names = f"from {self._names[node]} to the spare node {self._names[other]}"
-                told.append(f"group {group} moves {names}: {unfit[node].sentence}")
+            return NodesLook(HealthFault("node", "Slurm does not name the nodes of the job"))
+        nodes = JobNodes(
+            self._names,
+            {node for node, name in enumerate(self._names) if name in here},
+            (glance(self._ranks.run_dir.status) or {}).get("drained", []),
+        )
+        return look_at_nodes(self._places, start.group, nodes, lambda some: self._unfit(start, some, over))
 
-    def _as_it_is(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> HealthFault | None:
-        """Nothing is spare for nodes that fail often, so they are used as long as they are fit."""
-        return next(iter(self._unfit(start, nodes, over).values()), None)
+    def _unfit(self, start: GroupStart, nodes: Collection[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
+        """Sweep and check nodes, each by itself, as the others are fit all the same; why those that cannot run the
+        group cannot."""
+        with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
+            faults = pool.map(lambda node: self._checked(start, self._names[node], over), nodes)
+            return {node: fault for node, fault in zip(nodes, faults, strict=True) if fault is not None}
 
-    def _unfit(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
-        """Sweep and check the nodes; why those that cannot run the group cannot. Each by itself where others could take
-        its place, else all with one step, and then the first stands for all."""
-        each = [[node] for node in nodes] if self._places.has_room else [nodes]
-        with ThreadPoolExecutor(min(len(each), AT_ONCE), "nodes") as pool:
-            faults = pool.map(lambda some: self._checked(start, [self._names[node] for node in some], over), each)
-            return {some[0]: fault for some, fault in zip(each, faults, strict=True) if fault is not None}
-
-    def _checked(self, start: GroupStart, nodes: list[str], over: Callable[[], bool]) -> HealthFault | None:
-        """Kill what is left of a group on these nodes, and run the user's check there."""
+    def _checked(self, start: GroupStart, node: str, over: Callable[[], bool]) -> HealthFault | None:
+        """Kill what is left of a group on a node, and run the user's check there."""
         ranks = self._ranks
         run_dir, group, size = ranks.run_dir.path, start.group, ranks.group_size
         sweep = (sys.executable, "-m", "spare_megatron.launch.group_sweep", str(run_dir), str(group), str(size))
-        fault = self._on_each(nodes, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "its nodes", over)
+        fault = self._on(node, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "", over)
         if fault is not None or not ranks.health_check:
             return fault
         check = ("/bin/sh", "-c", ranks.health_check)
-        return self._on_each(nodes, check, COMMAND_LIMIT_S, "command", FLAG, over)
+        return self._on(node, check, COMMAND_LIMIT_S, "command", f"{FLAG}: ", over)
 
-    def _on_each(
-        self, nodes: list[str], command: tuple[str, ...], limit_s: float, kind: str, what: str, over: Callable[[], bool]
+    def _on(
+        self, node: str, command: tuple[str, ...], limit_s: float, kind: str, what: str, over: Callable[[], bool]
     ) -> HealthFault | None:
-        """Run a command once on each node; why that failed."""
-        number = str(len(nodes))
-        where = ("--overlap", f"--nodelist={','.join(nodes)}", f"--nodes={number}", f"--ntasks={number}")
-        step = (*SRUN, *where, "--ntasks-per-node=1", f"--job-name={self._ranks.step_name}-check", *command)
+        """Run a command on a node; why that failed."""
+        where = ("--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
+        step = (*SRUN, *where, f"--job-name={self._ranks.step_name}-check", *command)
         # without an incarnation: what runs here is no rank, and no sweep is to take it for one
         environ = {name: value for name, value in self._ranks.environ.items() if name != "SPARE_INCARNATION"}
         found = run_command(step, limit_s, self._processes.guard, over, environ=environ, hear_all=True)
         if found.status == 0:
             return None
-        return HealthFault(kind, f"{', '.join(nodes)}: {what}: {found.words(limit_s)}")
+        return HealthFault(kind, f"{node}: {what}{found.words(limit_s)}")
 
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spare_megatron.config.allocation import Allocation
+from spare_megatron.config.allocation import Allocation, kept_variables
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.channel import security_of
@@ -159,7 +159,7 @@ class SlurmLife:
                 *("--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
                 *(*launch.coordinator, "--life", str(self._number), *launch.words),
             ],
-            launch.environ,
+            {**launch.environ, **kept_variables(launch.environ)},
             self._dir.logs / "srun-coordinators.log",
             lambda _: None,
         )

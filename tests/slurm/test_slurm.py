@@ -1,4 +1,4 @@
-"""The shipped batch scripts on a real Slurm of four virtual nodes: nodes die, signals come, the job goes on.
+"""The shipped batch scripts on a real Slurm of seven virtual nodes: nodes die, signals come, the job goes on.
 
 Most tests train the toy model of the protocol tests: its weights are equal, bit for bit, whatever failed.
 """
@@ -67,6 +67,11 @@ def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = 
     return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
 
 
+def node_of(pid: int) -> str:
+    """The virtual node on which a process runs."""
+    return str(psutil.Process(pid).environ()["SLURMD_NODENAME"])
+
+
 def hurry(job: SlurmJob, folder: Path) -> None:
     """Until the last step of a job that need not wait for its test any more."""
     (folder / QUICK).touch()
@@ -78,12 +83,12 @@ def until_second_life(job: SlurmJob) -> None:
     job.until("the second life", lambda: any(life == 2 for life, _ in lives(job)))
 
 
-def until_told(*flags: str, groups: int | None = None) -> tuple[str, ...]:
-    """The command of a job of groups of one rank that trains until it is told to leave, and is not queued again. With
-    ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
+def until_told(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
+    """The command of a job of groups of ``size`` ranks that trains until it is told to leave, and is not queued again.
+    With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
     number = () if groups is None else ("--num-groups", str(groups))
     toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
-    return (*OWN, "--no-requeue", "--group-size", "1", *number, *toy)
+    return (*OWN, "--no-requeue", "--group-size", str(size), *number, *toy)
 
 
 def lives(job: SlurmJob) -> list[tuple[int, int]]:
@@ -168,27 +173,33 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
     check_voted(job.run_dir.journal, groups=2)
 
 
-def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
-    """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
-    words = until_told(groups=3)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_group(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Three groups of two nodes and a spare one. When nothing is spare any more, a node of group 1 and one of group 2
+    die at once: the two that are left are one whole group."""
+    words = until_told("--piece-s", "0.05", groups=3, size=2)
+    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=7, ranks=1)
     job.until_step(4)
     before = job.ranks()
-    assert sorted(before) == [0, 1, 2]
-    cluster.kill_node("n3")
+    assert sorted(before) == [0, 1, 2, 3, 4, 5]
+    cluster.kill_node("n6")
     job.until("group 2 is back", lambda: live(job) == {"0": 0, "1": 0, "2": 1}, timeout_s=200)
-    assert psutil.Process(job.ranks()[2]).environ()["SLURMD_NODENAME"] == "n4"
+    assert [node_of(job.ranks()[task]) for task in (4, 5)] == ["n5", "n7"]
     job.until_step(job.metrics[-1]["step"] + 3)
     cluster.kill_node("n4")
-    job.until("the loss is masked", lambda: live(job) == {"0": 0, "1": 0})
+    cluster.kill_node("n7")
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1}, timeout_s=200)
+    assert [node_of(job.ranks()[task]) for task in (2, 3)] == ["n3", "n5"]
     job.until_step(job.metrics[-1]["step"] + 3)
     assert {task: pid for task, pid in job.ranks().items() if task < 2} == {0: before[0], 1: before[1]}
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     output = job.output.read_text()
-    assert "1 spare node (n4): it can take the place of a lost node" in output
-    assert "group 2 moves from n3 to the spare node n4" in output
-    check_voted(job.run_dir.journal, groups=3)
+    assert "1 spare node (n7): it can take the place of a lost node" in output
+    assert "group 2 moves from n6 to the spare node n7" in output
+    assert "group 1 moves from n4 to n5 of group 2, which waits for nodes too" in output
+    check_voted(job.run_dir.journal, groups=3, size=2)
 
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
@@ -220,7 +231,7 @@ def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: P
     for again in (1, 2, 3):
         os.kill(job.ranks()[1], signal.SIGKILL)
         job.until("group 1 is back", lambda again=again: live(job) == {"0": 0, "1": again}, timeout_s=120)  # type: ignore[misc]
-    assert psutil.Process(job.ranks()[1]).environ()["SLURMD_NODENAME"] == "n3"
+    assert node_of(job.ranks()[1]) == "n3"
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 moves from n2 to the spare node n3: n2 has failed too often" in job.output.read_text()
@@ -264,7 +275,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     job.until_step(4)
     script = tmp_path / "urgent.sh"
     script.write_text("#!/bin/bash\ntrue\n")
-    urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
+    urgent = cluster.sbatch(script, f"--nodes={len(cluster.nodes)}", "--exclusive", "--partition=urgent", cwd=tmp_path)
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
     hurry(job, tmp_path)

@@ -7,13 +7,13 @@ the group there, so what a group that waits gives to another one is free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.slurm_places import Move, SlurmPlaces
 
-Check = Callable[[Collection[int]], Mapping[int, HealthFault]]
+CheckNodes = Callable[[Collection[int]], Mapping[int, HealthFault]]
 """Sweeps nodes and checks them; returns why some cannot run the group."""
 
 
@@ -21,11 +21,20 @@ Check = Callable[[Collection[int]], Mapping[int, HealthFault]]
 class JobNodes:
     """What is known of the nodes of a job, which are numbered, before any is asked."""
 
-    names: Sequence[str]
+    names: Mapping[int, str]
     here: Collection[int]
     """Those that are the job's now."""
     drained: Collection[int] = ()
     """Groups that are drained."""
+    lent: Collection[int] = ()
+    """Those that were lent to the job."""
+
+    def gone(self, node: int) -> HealthFault:
+        """Why nothing can be started on a node that is not ``here``."""
+        name = self.names[node]
+        if node in self.lent:
+            return HealthFault("node", f"the lent node {name} has left")
+        return HealthFault("node", f"Slurm does not name {name} as a node of the job")
 
 
 @dataclass
@@ -38,7 +47,7 @@ class NodesLook:
     """How groups, this one or others that waited, have other nodes than before."""
 
 
-def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check) -> NodesLook:
+def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: CheckNodes) -> NodesLook:
     """Look at the nodes of a group that has no live process, and change ``places`` where that makes it whole, or
     another one that waits."""
     places.waits_no_more(group)
@@ -55,7 +64,7 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
     while True:
         mine = places.nodes_of(group)
         for node in set(mine) - usable:
-            unfit[node] = HealthFault("node", f"Slurm does not name {names[node]} as a node of the job")
+            unfit[node] = nodes.gone(node)
         for node in left.intersection(mine):
             unfit[node] = HealthFault("node", f"{names[node]} is drained")
         for node in places.failing(set(mine) - unfit.keys() - fit):

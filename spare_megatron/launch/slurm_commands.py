@@ -139,6 +139,22 @@ def _numbers(text: str) -> Iterator[str]:
             yield str(number).zfill(len(first))
 
 
+def in_service(names: Sequence[str]) -> dict[str, bool]:
+    """Whether Slurm says of each node that it answers, and is not taken out of service."""
+    found = {}
+    for line in ask("scontrol", "--oneliner", "show", "node", ",".join(names)).stdout.splitlines():
+        told = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        state = told.get("State", "DOWN")
+        out = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN"}.intersection(state.split("+"))
+        found[told.get("NodeName", "")] = not out and "*" not in state
+    return found
+
+
+def step_names(job: str) -> list[str]:
+    """The names of a job's steps."""
+    return ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%j").stdout.split()
+
+
 def batch_script_is_lost(job: str) -> bool:
     """Whether the job runs, but Slurm has taken the node of its batch script out of it."""
     told = told_of(job)

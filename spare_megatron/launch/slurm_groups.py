@@ -16,26 +16,31 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.place import LENT_TO, POSITIONS
+from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.brief_command import run_command
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
+from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.life_report import LINES_SHOWN, tail
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
 from spare_megatron.launch.restarter import NoStandbys, Restarter
-from spare_megatron.launch.slurm_commands import SRUN, node_names, racks_of, told_of
-from spare_megatron.launch.slurm_places import SlurmPlaces
+from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, told_of
+from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 
+RESUMED_LOOK_S = 10.0
+"""Time between two looks at whether Slurm has nodes again that groups wait for."""
 AT_ONCE = 16
 """So many nodes at most are checked at once."""
 SWEEP_LIMIT_S = 30.0
@@ -97,6 +102,7 @@ class SlurmGroups:
         say: Callable[[str], None],
         over: Callable[[], bool],
         first_alive: Callable[[], bool],
+        lent: LentNodes,
     ) -> None:
         """``first_alive`` says whether the step that the life began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
@@ -114,9 +120,13 @@ class SlurmGroups:
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
+        self._lent: dict[int, LentNode] = {}
+        """Number of each node that was lent in this life, also of those that have left."""
+        self._all_lent = lent
+        self._loop = asyncio.get_running_loop()
         self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
-        self._names: list[str] = []
-        """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
+        self._names: dict[int, str] = {}
+        """Of all nodes that the job began with, which the first look asks for, and of lent ones."""
         self._absences = Absences(self._newest.values())
         self._handled: set[GroupStart] = set()
         """The starts whose loss is known here."""
@@ -124,7 +134,7 @@ class SlurmGroups:
     @property
     def alive(self) -> bool:
         """Whether the step of a restart goes on."""
-        return any(child.alive for child in self._steps.values())
+        return any(child.alive for child in self._steps.values()) or any(node.starts for node in self._lent.values())
 
     @property
     def errors(self) -> list[Path]:
@@ -140,6 +150,11 @@ class SlurmGroups:
 
     async def watch(self) -> None:
         """Bring lost groups back until the life is over."""
+        if self._restarter.works:
+            for node in self._all_lent.nodes:
+                self.take(node)
+            self._all_lent.user = self
+            self._client.beside(self._notice_resumed())
         while self._restarter.works and not self._over():
             await asyncio.sleep(LOOK_S)
             status = glance(self._ranks.run_dir.status)
@@ -162,12 +177,14 @@ class SlurmGroups:
             self._places.waits_no_more(start.group)
 
     def _elsewhere(self, start: GroupStart) -> bool:
-        """Whether a drained group may go on elsewhere."""
-        return self._places.has_room
+        """Whether a drained group may go on elsewhere. Where it is a lent node that leaves, the others of its nodes are
+        not to rest: its drain is taken back once it has left."""
+        mine = self._places.nodes_of(start.group)
+        return self._places.has_room and all(self._lent[node].usable for node in mine if node in self._lent)
 
-    def _ended(self, start: GroupStart, child: Child) -> None:
-        """The step of a restart has ended; its exit code is the highest of its ranks."""
-        status = child.status if child.status is not None else 1
+    def _ended(self, start: GroupStart, status: int) -> None:
+        """The ranks of a restart have ended, those of its step or on a lent node; ``status`` is their highest exit
+        code."""
         if status == ExitCode.BAD_INPUT:
             sentences = self._ranks.run_dir.told_errors(start.group)
             if sentences:
@@ -184,40 +201,57 @@ class SlurmGroups:
             look = await asyncio.to_thread(self._look, start, over.is_set)
         finally:
             over.set()
-        for group, moves in look.moves.items():
+        self._tell(look.moves)
+        for group in look.moves.keys() - {start.group}:
+            self._news.wake(group)
+        return look.fault
+
+    def _tell(self, all_moves: Mapping[int, Sequence[Move]]) -> None:
+        for group, moves in all_moves.items():
             for move in moves:
-                whose = "the spare node " if move.giver is None else ""
+                kind = "lent" if move.other in self._lent else "spare"
+                whose = f"the {kind} node " if move.giver is None else ""
                 of = "" if move.giver is None else f" of group {move.giver}, which waits for nodes too"
                 there = f"{whose}{self._names[move.other]}{of}"
                 self._say(f"group {group} moves from {self._names[move.node]} to {there}: {move.why}")
-            if group != start.group:
-                self._news.wake(group)
-        return look.fault
 
     def _look(self, start: GroupStart, over: Callable[[], bool]) -> NodesLook:
-        if not self._names:
-            self._names = node_names(self._ranks.allocation.node_list)
-            self._places.racks = racks_of(self._names)
-        here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
-        if not self._names or not here:
+        nodes = self._nodes()
+        if nodes is None:
             return NodesLook(HealthFault("node", "Slurm does not name the nodes of the job"))
-        nodes = JobNodes(
-            self._names,
-            {node for node, name in enumerate(self._names) if name in here},
-            (glance(self._ranks.run_dir.status) or {}).get("drained", []),
-        )
         return look_at_nodes(self._places, start.group, nodes, lambda some: self._unfit(start, some, over))
+
+    def _nodes(self) -> JobNodes | None:
+        """What Slurm, and those who lend, say of the nodes; None where Slurm does not."""
+        own = range(self._ranks.allocation.num_nodes)
+        if not self._names.keys() >= set(own):
+            names = node_names(self._ranks.allocation.node_list)
+            self._names.update(zip(own, names, strict=False))
+            self._places.racks = dict(enumerate(racks_of(names)))
+        here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
+        if not self._names.keys() >= set(own) or not here:
+            return None
+        usable = {node for node, lent in list(self._lent.items()) if lent.usable}
+        usable |= {node for node in own if self._names[node] in here}
+        drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
+        return JobNodes(self._names, usable, drained, set(self._lent))
 
     def _unfit(self, start: GroupStart, nodes: Collection[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
         """Sweep and check nodes, each by itself, as the others are fit all the same; why those that cannot run the
         group cannot."""
         with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
-            faults = pool.map(lambda node: self._checked(start, self._names[node], over), nodes)
+            faults = pool.map(lambda node: self._checked(start, node, over), nodes)
             return {node: fault for node, fault in zip(nodes, faults, strict=True) if fault is not None}
 
-    def _checked(self, start: GroupStart, node: str, over: Callable[[], bool]) -> HealthFault | None:
+    def _checked(self, start: GroupStart, number: int, over: Callable[[], bool]) -> HealthFault | None:
         """Kill what is left of a group on a node, and run the user's check there."""
-        ranks = self._ranks
+        ranks, node = self._ranks, self._names[number]
+        if number in self._lent:
+            asked = self._lent[number].check(start.group, ranks.health_check)
+            try:
+                return asyncio.run_coroutine_threadsafe(asked, self._loop).result(SWEEP_LIMIT_S + COMMAND_LIMIT_S)
+            except TimeoutError:
+                return HealthFault("node", f"the lent node {node} does not answer")
         run_dir, group, size = ranks.run_dir.path, start.group, ranks.group_size
         sweep = (sys.executable, "-m", "spare_megatron.launch.group_sweep", str(run_dir), str(group), str(size))
         fault = self._on(node, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "", over)
@@ -241,36 +275,120 @@ class SlurmGroups:
 
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
-        places = self._places.of(group)
-        names = self._names
-        hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
-        hosts.parent.mkdir(parents=True, exist_ok=True)
-        hosts.write_text("".join(f"{names[node]}\n" for node, _ in places))
+        places = list(enumerate(self._places.of(group)))
+        own = [(position, place) for position, place in places if place[0] not in self._lent]
         environ = {
             **ranks.environ,
             "SPARE_GROUP": str(group),
             "SPARE_NUM_GROUPS": str(ranks.num_groups),
             "SPARE_INCARNATION": str(start.incarnation),
             "SPARE_RESTARTS": str(start.restarts),
-            "SPARE_LOCAL_RANK_FROM": str(places[0][1]),
+        }
+        for node in {place[0] for _, place in places} - {place[0] for _, place in own}:
+            self._begin_lent(start, node, [(m, place[1]) for m, place in places if place[0] == node], environ)
+        self._newest[group] = start
+        if own:
+            self._begin_own(start, own, environ)
+
+    def _begin_lent(
+        self, start: GroupStart, node: int, ranks: Sequence[tuple[int, int]], environ: Mapping[str, str]
+    ) -> None:
+        """Start the ranks (position, local number) of a group that are on a lent node."""
+        log = self._ranks.run_dir.log_of
+        seats = [
+            pb.RankPlace(position=m, local_rank=local, log=str(log(start.group, m, start.incarnation)))
+            for m, local in ranks
+        ]
+        order = start_order(start, self._ranks.command[1:], {**environ, LENT_TO: "slurm"}, seats)
+        self._lent[node].start(start, order, lambda status: self._ended(start, status))
+
+    def _begin_own(self, start: GroupStart, own: Sequence[tuple[int, NodePlace]], environ: Mapping[str, str]) -> None:
+        """Start the ranks of a group that are on nodes of the job, as a step."""
+        ranks, group = self._ranks, start.group
+        hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
+        hosts.parent.mkdir(parents=True, exist_ok=True)
+        hosts.write_text("".join(f"{self._names[node]}\n" for _, (node, _) in own))
+        environ = {
+            **environ,
+            "SPARE_LOCAL_RANK_FROM": str(own[0][1][1]),
             "SLURM_HOSTFILE": str(hosts),
         }
+        log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
+        if len(own) < ranks.group_size:
+            environ[POSITIONS] = ",".join(str(position) for position, _ in own)
+            log = log.replace("rank-%t.", "task-%t.")
         # the file of hosts says it all, and newer versions take no number of nodes beside it
         for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
             environ.pop(name, None)
-        log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
-        self._newest[group] = start
         self._steps[start] = self._processes.start(
             f"group {group}",
             [
                 *(*SRUN, "--no-kill", "--open-mode=append", "--overlap", "--distribution=arbitrary"),
-                *(f"--ntasks={len(places)}", f"--output={log}"),
+                *(f"--ntasks={len(own)}", f"--output={log}"),
                 *(*ranks.srun_options, f"--job-name={ranks.step_name}-group-{group}", *ranks.command),
             ],
             environ,
             self._log(start),
-            lambda child: self._ended(start, child),
+            lambda child: self._ended(start, child.status if child.status is not None else 1),
         )
+
+    # ----------------------------------------------------------------------------------------- nodes that come and go
+
+    def take(self, node: LentNode) -> None:
+        """A node is lent: it is for groups that wait, and spare where none does."""
+        number = self._places.add_node(node.places)
+        self._names[number], self._lent[number] = node.name, node
+        self._client.beside(self._salvage())
+
+    async def _salvage(self) -> None:
+        """Give the nodes that there are to groups that wait."""
+
+        def salvaged() -> dict[int, list[Move]]:
+            nodes = self._nodes()
+            return self._places.salvage(nodes.here, nodes.drained) if nodes is not None else {}
+
+        moves = await asyncio.to_thread(salvaged)
+        self._tell(moves)
+        for group in moves:
+            self._news.wake(group)
+
+    async def leave(self, node: LentNode, why: str) -> None:
+        """Let the groups with ranks on a lent node leave with a commit; then they are started elsewhere, or wait. A
+        group that nothing can do without stays, and is lost with the node."""
+        groups = sorted({start.group for start in node.starts})
+        if groups and not self._over():
+            reason = f"the lent node {node.name} is to leave ({why})"
+            answer = await self._client.tell("Drain", pb.DrainRequest(groups=groups, reason=reason), pb.DrainAnswer)
+            if answer is not None and answer.refusal:
+                self._say(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
+            await node.until_empty()
+            if not self._over():
+                request = pb.DrainRequest(groups=groups, reason=f"the lent node {node.name} has left", undo=True)
+                await self._client.tell("Drain", request, pb.DrainAnswer)
+
+    def lose(self, node: LentNode) -> None:
+        """A lent node has left."""
+        for number, one in self._lent.items():
+            if one is node:
+                self._places.close_node(number)
+
+    async def _notice_resumed(self) -> None:
+        """Wake groups that wait for a node of the job which Slurm takes for alive again."""
+        out: set[str] = set()
+        while not self._over():
+            await asyncio.sleep(RESUMED_LOOK_S)
+            waiting = {
+                group: {self._names[node] for node in nodes if node not in self._lent}
+                for group, nodes in self._places.waiting().items()
+            }
+            names = sorted(set().union(*waiting.values()))
+            served = await asyncio.to_thread(in_service, names) if names else {}
+            back = {name for name in out if served.get(name)}
+            out = {name for name, serves in served.items() if not serves}
+            for name in sorted(back):
+                self._say(f"{name} is in service again")
+            for group in sorted(group for group, missed in waiting.items() if missed & back):
+                self._news.wake(group)
 
     def _log(self, start: GroupStart) -> Path:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"

@@ -16,7 +16,7 @@ after node; what is left over is spare. Promises:
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from spare_megatron.config.allocation import Allocation
@@ -46,8 +46,8 @@ class SlurmPlaces:
     """The places of all groups. Thread-safe."""
 
     def __init__(self, allocation: Allocation, size: int) -> None:
-        self._rooms, self._lock = allocation.tasks_of_nodes, threading.Lock()
-        self.racks: Sequence[str] = ()
+        self._rooms, self._lock = list(allocation.tasks_of_nodes), threading.Lock()
+        self.racks: Mapping[int, str] = {}
         """The rack of each node, where that is known; a node near the others of a group is taken first."""
         groups = allocation.ranks // size
         self._places = {group: allocation.places_of(group, size) for group in range(groups)}
@@ -69,7 +69,26 @@ class SlurmPlaces:
     @property
     def has_room(self) -> bool:
         """Whether any place is free."""
-        return sum(self._rooms) > sum(map(len, self._places.values()))
+        taken = {place for places in self._places.values() for place in places}
+        return any(room > sum(node == number for node, _ in taken) for number, room in enumerate(self._rooms))
+
+    def add_node(self, room: int) -> int:
+        """A node comes, with so many free places; returns its number."""
+        with self._lock:
+            self._rooms.append(room)
+            return len(self._rooms) - 1
+
+    def close_node(self, node: int) -> None:
+        """A node that came has left: who has places there moves or waits."""
+        self._rooms[node] = 0
+
+    def waiting(self) -> dict[int, list[int]]:
+        """Groups that wait for nodes -> their nodes that cannot run them."""
+        with self._lock:
+            return {
+                group: [node for node in self.nodes_of(group) if node in unfit]
+                for group, unfit in self._waiting.items()
+            }
 
     def lost(self, group: int, now_s: float) -> None:
         """Note that a group was lost on its nodes."""
@@ -192,8 +211,8 @@ class SlurmPlaces:
         """Nodes that could take the place of one of a group's, those in a rack of the rest of the group first."""
         if not self.racks:
             return list(others)
-        near = {self.racks[one] for one, _ in places if one != node}
-        return sorted(others, key=lambda one: self.racks[one] not in near)
+        near = {self.racks.get(one) for one, _ in places if one != node} - {None}
+        return sorted(others, key=lambda one: self.racks.get(one) not in near)
 
     def _room(self, count: int, first: bool, taken: Collection[NodePlace], usable: Collection[int]) -> dict[int, int]:
         """The nodes with ``count`` free places in a row -> the first of these. Only the ``first`` node of a group may

@@ -105,7 +105,7 @@ def test_places_are_given_once_and_never_on_a_node_that_is_away(
 
 def test_a_spare_node_in_the_rack_of_the_rest_of_the_group_is_taken_first() -> None:
     places = SlurmPlaces(allocation(2, 2, (1,) * 6), 2)
-    places.racks = ("a", "a", "b", "b", "a", "b")
+    places.racks = dict(enumerate("aabbab"))
     assert places.move(1, {2}, {0, 1, 3, 4, 5}) == {2: 5}
     assert places.move(0, {1}, {0, 3, 4, 5}) == {1: 4}
 
@@ -189,7 +189,7 @@ class Nodes:
     def __post_init__(self) -> None:
         count = self.groups * self.size + self.spares
         self.places = SlurmPlaces(allocation(self.groups, self.size, (1,) * count), self.size)
-        self.places.racks = self.racks
+        self.places.racks = dict(enumerate(self.racks))
         self.broken: set[int] = set()
         self.live = set(range(self.groups))
         self.waiting: list[int] = []
@@ -207,7 +207,7 @@ class Nodes:
     def look(self, group: int, drained: Collection[int] = ()) -> None:
         """A look at a group that waits, and at those that it completes; Slurm has not noticed what is broken."""
         before = {one: self.places.of(one) for one in range(self.groups)}
-        nodes = JobNodes([f"n{node}" for node in range(99)], range(len(self.fit() | self.broken)), drained)
+        nodes = JobNodes({node: f"n{node}" for node in range(99)}, range(len(self.fit() | self.broken)), drained)
         look = look_at_nodes(
             self.places,
             group,

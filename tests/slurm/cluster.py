@@ -164,6 +164,10 @@ class Cluster:
         """Start a node's slurmd (again)."""
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self._conf))
 
+    def pause_node(self, node: str, paused: bool) -> None:
+        """A node's slurmd stands still, or goes on; what runs there does not notice."""
+        self._daemons[node].send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
     def until_idle(self) -> None:
         """Start the nodes that were killed, and wait until all can take a job."""
         for node in self.nodes:

@@ -26,12 +26,13 @@ ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL
 def edited(shipped: str, folder: Path, nodes: int, ranks: int, run_dir: Path, command: Sequence[str]) -> Path:
     """A shipped script with its five marked places changed; the command is what follows the run directory."""
     text = (ROOT / "scripts" / "slurm" / shipped).read_text()
+    option = "--lend" if shipped == "lend.sbatch" else "--run-dir"
     changes = {
         r"#SBATCH --nodes=\d+.*": f"#SBATCH --nodes={nodes}",
         r"#SBATCH --ntasks-per-node=\d+.*": f"#SBATCH --ntasks-per-node={ranks}",
         r"#SBATCH --gpus-per-node=\d+.*\n": "",
         r"#SBATCH --time=\S+.*": "#SBATCH --time=00:10:00",
-        r"exec spare-slurm .*": f"exec spare-slurm --run-dir {run_dir} {shlex.join(command)}",
+        r"exec spare-slurm .*": f"exec spare-slurm {option} {run_dir} {shlex.join(command)}",
     }
     for pattern, replacement in changes.items():
         text, count = re.subn(pattern, replacement, text)
@@ -71,7 +72,10 @@ class SlurmJob:
                 ours = environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ
                 if ours and process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
                     first = int(environ.get("SPARE_GROUP", 0)) * int(environ["SPARE_GROUP_SIZE"])
-                    found[first + int(environ["SLURM_PROCID"])] = process.pid
+                    some = environ.get("SPARE_POSITIONS", "").split(",")
+                    number = int(environ["SLURM_PROCID"])
+                    position = environ.get("SPARE_POSITION") or (some[number] if some[0] else number)
+                    found[first + int(position)] = process.pid
         return found
 
     def fencing(self) -> int:
@@ -134,3 +138,13 @@ def submit(
     told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
     job = cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
     return SlurmJob(cluster, RunDirectory(run_dir), output, job)
+
+
+def lend(job: SlurmJob, folder: Path, nodes: int, ranks: int, *options: str) -> SlurmJob:
+    """Queue a job that lends its nodes to another one; its output is in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / "lend.out"
+    script = edited("lend.sbatch", folder, nodes, ranks, job.run_dir.path, ())
+    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    lending = job.cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
+    return SlurmJob(job.cluster, job.run_dir, output, lending)

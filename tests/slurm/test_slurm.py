@@ -20,7 +20,7 @@ from spare_megatron.control.run_directory import glance
 from tests.process.harness import toy_digests
 from tests.process.returning import calm_weights, check_voted
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SlurmJob, submit
+from tests.slurm.jobs import SlurmJob, lend, submit
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -200,6 +200,47 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
     assert "group 2 moves from n6 to the spare node n7" in output
     assert "group 1 moves from n4 to n5 of group 2, which waits for nodes too" in output
     check_voted(job.run_dir.journal, groups=3, size=2)
+
+
+def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    """A group of two nodes waits for one that does not answer for a while; then it loses it for good, and a lent one
+    completes the group, which is drained before that leaves. Nothing is lent to a job that is over."""
+    words = until_told("--piece-s", "0.05", groups=2, size=2)
+    job = submit(cluster, tmp_path, words, nodes=4, ranks=1)
+    job.until_step(4)
+    cluster.pause_node("n4", True)
+    os.kill(job.ranks()[3], signal.SIGKILL)
+    job.until("a look", lambda: "group 1 is not started again yet, n4" in job.output.read_text())
+    cluster.pause_node("n4", False)
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1}, timeout_s=120)
+    job.until_step(job.metrics[-1]["step"] + 3)
+
+    cluster.kill_node("n4")
+    job.until("the loss is masked", lambda: live(job) == {"0": 0})
+    lending = lend(job, tmp_path / "lend", 2, 1, "--nodelist=n5,n6")
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 2}, timeout_s=200)
+    ranks = job.ranks()
+    lent = node_of(ranks[3])
+    assert (node_of(ranks[2]), lent) in [("n3", "n5"), ("n3", "n6")]
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=USR1", lending.id)
+    assert lending.until_ended()["ExitCode"] == "0:0", lending.output.read_text() + job.report()
+    assert live(job) == {"0": 0}
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    assert job.ranks() == {}
+    assert not job.run_dir.launcher.exists()
+    output = job.output.read_text()
+    assert f"the node {lent} is lent to the job, with room for 1 rank" in output
+    assert f"group 1 moves from n4 to the lent node {lent}" in output
+    assert f"the lent node {lent} is to leave" in output
+    summary = json.loads(job.run_dir.summary.read_text())
+    assert (summary["failures_masked"], summary["steps_lost"]) == (2, 0), "who was drained was not lost"
+    check_voted(job.run_dir.journal, groups=2, size=2)
+    late = lend(job, tmp_path / "late", 1, 1)
+    assert late.until_ended()["ExitCode"] == "2:0"
+    assert "nothing is lent" in late.output.read_text()
 
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ after node; what is left over is spare. Promises:
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -69,8 +70,8 @@ class SlurmPlaces:
     @property
     def has_room(self) -> bool:
         """Whether any place is free."""
-        taken = {place for places in self._places.values() for place in places}
-        return any(room > sum(node == number for node, _ in taken) for number, room in enumerate(self._rooms))
+        taken = Counter(node for places in self._places.values() for node, _ in places)
+        return any(room > taken[number] for number, room in enumerate(self._rooms))
 
     def add_node(self, room: int) -> int:
         """A node comes, with so many free places; returns its number."""
@@ -197,9 +198,8 @@ class SlurmPlaces:
     def _to_spare(self, places: _Places, group: int, node: int, usable: Collection[int]) -> int | None:
         """Put the ranks that a group has on a node on a spare one, in ``places``; returns that one."""
         mine = _on(places[group], node)
-        taken = {place for of_one in places.values() for place in of_one}
-        elsewhere = set(usable) - {one for one, _ in places[group]}
-        begins = self._room(len(mine), mine[0] == places[group][0], taken, elsewhere)
+        elsewhere = set(usable).difference(one for one, _ in places[group])
+        begins = self._room(len(mine), mine[0] == places[group][0], places, elsewhere)
         others = self._nearest(places[group], node, sorted(begins, key=lambda one: (begins[one], one)))
         if not others:
             return None
@@ -214,15 +214,16 @@ class SlurmPlaces:
         near = {self.racks.get(one) for one, _ in places if one != node} - {None}
         return sorted(others, key=lambda one: self.racks.get(one) not in near)
 
-    def _room(self, count: int, first: bool, taken: Collection[NodePlace], usable: Collection[int]) -> dict[int, int]:
-        """The nodes with ``count`` free places in a row -> the first of these. Only the ``first`` node of a group may
-        have other ranks before it (SPARE_LOCAL_RANK_FROM)."""
-        free = {}
-        for node in sorted(usable):
-            begin = 1 + max([place for other, place in taken if other == node], default=-1)
-            if self._rooms[node] - begin >= count and (first or not begin):
-                free[node] = begin
-        return free
+    def _room(self, count: int, first: bool, places: _Places, usable: Collection[int]) -> dict[int, int]:
+        """The nodes with ``count`` free places in a row behind all that are taken -> the first of these. Only the
+        ``first`` node of a group may have other ranks before it (SPARE_LOCAL_RANK_FROM)."""
+        begins = dict.fromkeys(usable, 0)
+        for of_one in places.values():
+            for node, place in of_one:
+                if begins.get(node, place) < place + 1 and node in begins:
+                    begins[node] = place + 1
+        rooms = self._rooms
+        return {node: at for node, at in begins.items() if rooms[node] - at >= count and (first or not at)}
 
 
 def _on(places: tuple[NodePlace, ...], node: int) -> list[NodePlace]:

@@ -46,7 +46,7 @@ class PlainTraining:
         tokenizer = build_tokenizer(args)
         user_state.begin(job, args, tokenizer)
         rng.seed_start(job.training.seed, world.pipeline_rank)
-        self._modules = _modules(world.virtual_pipeline)
+        self._modules = _modules(job, world.virtual_pipeline)
         options = {
             "grad_reduce_in_fp32": True,
             "overlap_grad_reduce": False,
@@ -115,28 +115,39 @@ class PlainTraining:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
-def _modules(virtual_pipeline: int | None) -> list[torch.nn.Module]:
+def _modules(job: JobArguments, virtual_pipeline: int | None) -> list[torch.nn.Module]:
     """This rank's part of the model: one module, or one for each virtual stage."""
     from megatron.core import parallel_state
 
+    from spare_megatron.megatron_adapter.model.hybrid_layers import hybrid_provider
+
+    provider: Any = pretrain_gpt.model_provider
+    if job.model.hybrid_layer_pattern is not None:
+        settings = job.settings(user_state.get_args().padded_vocab_size)
+        provider = hybrid_provider(settings, user_state.core_transformer_config_from_args())
     made = []
     for stage in [None] if virtual_pipeline is None else range(virtual_pipeline):
         first = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=stage)
         last = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=stage)
-        made.append(pretrain_gpt.model_provider(first, last, vp_stage=stage))
+        made.append(provider(first, last, vp_stage=stage))
     return made
 
 
 def _distributed(module: Any, index: int, options: dict[str, Any]) -> Any:
-    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP."""
+    """Chunk ``index`` of the model as Megatron's ``get_model`` wraps it, with these options of its DDP.
+
+    But for experts' tokens, which Megatron counts in the model's precision: bf16 loses some of them above 256."""
     from megatron.core import tensor_parallel
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
     from megatron.core.transformer.module import Float16Module
+
+    from spare_megatron.megatron_adapter.model.replica import count_tokens_in_fp32
 
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     config = module.config
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    count_tokens_in_fp32(wrapped)
     ddp = DistributedDataParallelConfig(**options)
     return DistributedDataParallel(config, ddp, wrapped, disable_bucketing=index > 0)
 

@@ -3,9 +3,10 @@
     python benchmarks/functional_configs.py [--count 20] [--seed 2026]
     python benchmarks/functional_configs.py --only moe/deepseek_proxy_fsdp_ep2_fsdp2_1node --folder /tmp/compared
 
-Of the GPT and MoE configurations that train and pass --spare-check (tests/data/megatron_functional_tests.json),
---count are drawn by --seed. ``_shrinking_rules.py`` says how they are made small enough for a machine without GPU;
-each flag without a rule stays. A configuration then trains 10 steps twice, in real processes and with the same flags:
+Of the GPT and MoE configurations that train and pass --spare-check (tests/data/megatron_functional_tests.json; hybrid
+ones have layers that need a GPU), --count are drawn by --seed. ``_shrinking_rules.py`` says how they are made small
+enough for a machine without GPU; each flag without a rule stays. A configuration then trains 10 steps twice, in real
+processes and with the same flags:
 as one plain megatron-core job (its own DDP, optimizer, schedules and order of samples, see ``_plain_training.py``), and
 as a job of 2 groups with --spare-reduce fp32. The losses of each step must be equal up to a relative 1e-5.
 
@@ -14,6 +15,10 @@ Half precision needs no wider tolerance. Both sides compute a microbatch with th
 number of microbatches of a rank, here the sum is divided: where that number is a power of two, as the rules make it,
 bf16 has the same bits. fp16 has not, as small gradients lose bits at another size of the loss; and as large ones
 overflow at another size, the loss scale begins where neither side must skip a step to find it.
+
+Routers with an expert bias count tokens in fp32 on both sides. Megatron counts in the model's precision, and bf16 has
+no odd number above 256: of moe/gpt3_mcore_te_tp2_pp2_ep4_etp1_memory_speed the losses of 10 steps then differ by 2.0e-5
+at most, from the step on in which a bias has moved the other way; gradients and other weights are the same until then.
 
 A distributed optimizer sums the squares in the norm of the gradients in an order of its own. That moves an update by
 one part in 10^7 and, now and then, a bf16 weight to its neighbour. So the plain job has one exactly where each group
@@ -45,6 +50,7 @@ from tests.pure.functional_sets import answers_of, functional_sets
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 1e-5
+FOLDERS = ("gpt/", "moe/")
 PATIENCE_S = 600.0
 SPLIT, INSTANCES = "--use-distributed-optimizer", "--num-distributed-optimizer-instances"
 SHOWN = (
@@ -62,7 +68,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep logs there, and do not train again what is there")
     options = parser.parse_args()
     sets = functional_sets()["training"]
-    accepted = sorted(name for name, said in answers_of("training").items() if not said)
+    accepted = sorted(name for name, said in answers_of("training").items() if not said and name.startswith(FOLDERS))
     drawn = options.only or sorted(random.Random(options.seed).sample(accepted, options.count))
     print(f"seed {options.seed}: {len(drawn)} of {len(accepted)} configurations", flush=True)
     rows = []

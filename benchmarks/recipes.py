@@ -3,7 +3,8 @@
     python benchmarks/recipes.py [FILE.args ...] [--groups 2] [--json FILE]
 
 A file has one word of a command line on each line (tests/data/recipes has 49, with where they are from). Flags that
-no mainline Megatron-LM has, because they are those of a fork, are taken out first with their values, and counted.
+neither Megatron-LM nor this framework has, because they are those of a fork, are taken out first with their values, and
+counted.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.flags.specs import megatron_table
+from spare_megatron.flags.specs import megatron_table, own_specs
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "data" / "recipes"
@@ -48,15 +49,16 @@ def main() -> None:
 
 
 def of_mainline(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words without the flags that Megatron-LM does not have, and these flags."""
+    """The words without the flags that neither Megatron-LM nor this framework has, and these flags."""
     known = {name for row in megatron_table().values() for name in row["names"]}
+    known |= {name for spec in own_specs() for name in spec.names}
     kept: list[str] = []
     forks: list[str] = []
     into: list[str] = kept
     for word in words:
         if word.startswith("--"):
             name = word.partition("=")[0]
-            into = kept if name in known or name.startswith("--spare-") else []
+            into = kept if name in known else []
             forks += [] if into is kept else [name]
         into.append(word)
     return kept, forks

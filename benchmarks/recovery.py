@@ -21,14 +21,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.steady_clock import process_age_s
 from spare_megatron.controller.messages import CaughtUp, Hello, Ready, View, Vote
 from spare_megatron.coordinator.journal import Record
 from tests.process.harness import RESTARTS, Job, launch
@@ -103,7 +102,7 @@ def _kill(job: Job, group: int, draw: random.Random) -> dict[str, float]:
     killed_s = time.time()
     job.kill(*job.pids(group))
     until_started(job, member)
-    began_s = min(psutil.Process(pid).create_time() for pid in job.pids(group))
+    began_s = time.time() - max(map(process_age_s, job.pids(group)))
     until_whole(job, GROUPS, 3, member)
     log = next((job.run_dir / "logs" / f"group-{group}").glob(f"rank-0.incarnation-{member[1]}.log")).read_text()
     return _parts(records(job)[seen:], member, killed_s, began_s, log)

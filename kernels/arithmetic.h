@@ -111,6 +111,16 @@ SPARE_INLINE uint64_t round_wide(double value) {
   return ((to_bits(shifted) - SPARE_MAGIC_BITS) << 32) + round_narrow(rest);
 }
 
+// rint of a square of up to 2^52, ties to even: 2^52 + square has it in its low bits.
+#define SPARE_SQUARE_MAGIC 0x1p52
+#define SPARE_SQUARE_BITS 0x4330000000000000ull
+
+// Of a finite value of magnitude up to 2^26 / scale. The square is exact: a number of fp32 has 24 bits.
+SPARE_INLINE uint64_t round_square(float value, double scale) {
+  const double scaled = (double)value * scale;
+  return to_bits(scaled * scaled + SPARE_SQUARE_MAGIC) - SPARE_SQUARE_BITS;
+}
+
 // One element with everything that can be wrong with it: the value that counts, and flags.
 template <class Format>
 SPARE_INLINE uint64_t round_checked(uint32_t bits, double scale, double bound, uint32_t* flags) {

@@ -223,4 +223,27 @@ void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64
     digest(static_cast<const uint8_t*>(parts[number]), num_bytes[number], sums + 2 * number, threads);
 }
 
+void spare_cpu_largest(const void* const* parts, const int64_t* counts, int64_t num_parts, int32_t* top, int threads) {
+  const Loops& table = loops();
+  std::vector<Sums> found(std::max(1, threads));
+  for (int64_t number = 0; number < num_parts; ++number)
+    in_ranges(counts[number], 0, 4, threads, [&](int64_t part, int64_t start, int64_t stop) {
+      const int32_t here = table.largest(static_cast<const float*>(parts[number]), start, stop);
+      found[part].of[0] = std::max<uint64_t>(found[part].of[0], here);
+    });
+  for (const Sums& one : found) *top = std::max(*top, static_cast<int32_t>(one.of[0]));
+}
+
+void spare_cpu_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
+                       int threads) {
+  const Loops& table = loops();
+  std::vector<Sums> found(std::max(1, threads));
+  for (int64_t number = 0; number < num_parts; ++number)
+    in_ranges(counts[number], 0, 4, threads, [&](int64_t part, int64_t start, int64_t stop) {
+      table.squares(static_cast<const float*>(parts[number]), start, stop, exponent, found[part].of);
+    });
+  for (const Sums& one : found)
+    for (int k = 0; k < 2; ++k) sums[k] += static_cast<int64_t>(one.of[k]);
+}
+
 }  // extern "C"

@@ -28,6 +28,9 @@ struct Loops {
   void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear
   void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
+  int32_t (*largest)(const float* values, int64_t start, int64_t stop);
+  // sums[0] += lower halves of the sums of blocks, sums[1] += upper halves
+  void (*squares)(const float* values, int64_t start, int64_t stop, int exponent, uint64_t* sums);
 };
 
 extern const Loops spare_loops_plain;

@@ -278,6 +278,34 @@ __global__ void __launch_bounds__(kThreads) digest_kernel(const uint8_t* data, i
   add_sum(sums + 1, totals[1]);
 }
 
+__global__ void __launch_bounds__(kThreads)
+    largest_kernel(const float* values, int64_t count, int32_t* top, int64_t blocks) {
+  int32_t peak = 0;
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    float four[kPerThread];
+    load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
+    for (int k = 0; k < kPerThread; ++k)
+      peak = max(peak, static_cast<int32_t>(float_to_bits(four[k]) & Fp32::magnitude));
+  }
+  raise(top, peak);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    squares_kernel(const float* values, int64_t count, int exponent, int64_t* sums, int64_t blocks) {
+  const double scale = power_of_two(exponent);
+  uint64_t totals[2] = {0, 0};
+  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    float four[kPerThread];
+    load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
+    uint64_t sum = 0;
+    for (int k = 0; k < kPerThread; ++k) sum += round_square(four[k], scale);
+    totals[0] += sum & 0xffffffffull;
+    totals[1] += sum >> 32;
+  }
+  add_sum(sums, totals[0]);
+  add_sum(sums + 1, totals[1]);
+}
+
 template <class Source, class Accumulator>
 void accumulate_into(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
   if (!job.other)
@@ -374,6 +402,30 @@ int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64
     if (bytes == 0) continue;
     digest_kernel<<<grid_for(bytes / (8 * SPARE_BLOCK) + 1), kThreads, 0, queue>>>(
         static_cast<const uint8_t*>(parts[number]), bytes, sums + 2 * number);
+  }
+  return cudaGetLastError();
+}
+
+int spare_cuda_largest(const void* const* parts, const int64_t* counts, int64_t num_parts, int32_t* top, void* stream) {
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  for (int64_t number = 0; number < num_parts; ++number) {
+    const int64_t count = counts[number];
+    if (count == 0) continue;
+    const int64_t blocks = blocks_of(0, count);
+    largest_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const float*>(parts[number]), count, top, blocks);
+  }
+  return cudaGetLastError();
+}
+
+int spare_cuda_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
+                       void* stream) {
+  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
+  for (int64_t number = 0; number < num_parts; ++number) {
+    const int64_t count = counts[number];
+    if (count == 0) continue;
+    const int64_t blocks = blocks_of(0, count);
+    squares_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const float*>(parts[number]), count, exponent,
+                                                             sums, blocks);
   }
   return cudaGetLastError();
 }

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 8
+#define SPARE_KERNELS_VERSION 9
 
 #define SPARE_BLOCK 1024
 #define SPARE_CHECKSUM_SEED 0x53504152ull
@@ -95,15 +95,25 @@ void spare_cpu_finalize(const struct SpareFinalize* job, int threads);
 // sums[2 i] = nonlinear, sums[2 i + 1] = linear sum of part i.
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        int threads);
+// Of fp32 numbers: top = max(top, bits of the largest magnitude); those of NaN are larger than those of infinity.
+void spare_cpu_largest(const void* const* parts, const int64_t* counts, int64_t num_parts, int32_t* top, int threads);
+// Of finite fp32 numbers of magnitude up to 2^(26 - exponent): sums[0] + 2^32 sums[1] grows by the sum of
+// rint((number * 2^exponent)^2). Each block of SPARE_BLOCK adds the lower and the upper half of its sum; 2^31 blocks have room.
+void spare_cpu_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
+                       int threads);
 
-// CUDA: pointers of the current device; those to parts, num_bytes and segments are the host's. Each returns a
-// cudaError_t (0: queued). digests adds to its sums.
+// CUDA: pointers of the current device; those to parts, num_bytes, counts and segments are the host's. Each returns
+// a cudaError_t (0: queued). digests adds to its sums.
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream);
 int spare_cuda_convert(const struct SpareConvert* job, void* stream);
 int spare_cuda_finalize(const struct SpareFinalize* job, void* stream);
 int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
+                       void* stream);
+int spare_cuda_largest(const void* const* parts, const int64_t* counts, int64_t num_parts, int32_t* top, void* stream);
+// Each thread adds the halves of its sum of four: 2^23 blocks have room.
+int spare_cuda_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
                        void* stream);
 const char* spare_cuda_error(int error);
 

@@ -24,14 +24,16 @@ site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"
 if [ ! -f "$beside/ready" ]; then
   .venv/bin/python -m venv --without-pip "$beside"
   own=$("$beside/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --target "$own" "megatron-core==$version"
+  packages=("megatron-core==$version")
+  case $version in 0.16.* | 0.17.*) ;; *) packages+=(emerging-optimizers==0.3.0) ;; esac # Muon and Lion are tested from 0.18 on
+  .venv/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --target "$own" "${packages[@]}"
   echo "import site; site.addsitedir('$site')" >"$own/rest_of_the_environment.pth"
   touch "$beside/ready"
 fi
 found=$("$beside/bin/python" -c 'import importlib.metadata as m; print(m.version("megatron-core"))')
 [ "$found" = "$version" ] || { echo "test_core.sh: megatron-core $found is found instead of $version" >&2; exit 1; }
 tests=(tests/megatron/test_{core_flags,settings,pretrain_gpt,engine,parity,exact,masking,checkpointing,distributed_state}.py)
-tests+=(tests/megatron/test_{transferred_state,users_script,data}.py)
+tests+=(tests/megatron/test_{transferred_state,users_script,data,ademamix,optimizers}.py)
 python=$beside/bin/python
 if [ $# -gt 0 ]; then exec "$python" -m pytest -m "not full" "$@"; fi
 kept=benchmarks/results/core_$version.txt

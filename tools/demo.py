@@ -1,7 +1,7 @@
 """Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction, which comes back while
 the others train, and compares the result with a run without the kill.
 
-    python tools/demo.py [--steps 100] [--kill-step 20] [--output runs/demo] [--json FILE]
+    python tools/demo.py [--steps 40] [--kill-step 10] [--output runs/demo] [--json FILE]
 
 The text is the machine's own Python standard library, on which a tokenizer is trained. The data are kept, so that the
 second start is quick; the two runs are made anew each time. README's table of the demo is
@@ -63,8 +63,8 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="number of steps of each run")
-    parser.add_argument("--kill-step", type=int, default=20, help="step in which the group is killed")
+    parser.add_argument("--steps", type=int, default=40, help="number of steps of each run")
+    parser.add_argument("--kill-step", type=int, default=10, help="step in which the group is killed")
     parser.add_argument("--output", default=str(ROOT / "runs" / "demo"), help="directory of data and runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
     return parser.parse_args()

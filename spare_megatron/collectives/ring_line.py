@@ -90,8 +90,16 @@ class Line:
 
     def broken(self) -> bool:
         """Whether a connection for data has ended, on which nobody waits."""
+        return self._shows(select.POLLRDHUP)
+
+    def failed(self) -> bool:
+        """Whether the connection could not be made, or was reset. The socket's error (SO_ERROR) would not tell: the
+        first send, which by the loopback device comes after the refusal, takes it away."""
+        return self._shows(0)
+
+    def _shows(self, events: int) -> bool:
         poller = select.poll()
-        poller.register(self.sock, select.POLLRDHUP)
+        poller.register(self.sock, events)
         return bool(poller.poll(0))
 
     def greet(self) -> None:

@@ -377,7 +377,7 @@ class RingLinks:
         if line.calling:
             if not events & ~select.EPOLLIN:
                 return  # of a connection that had its descriptor before
-            if line.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            if line.failed():
                 self._end(line, now_s, refused=True)
                 return
             line.send(b"")

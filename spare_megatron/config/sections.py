@@ -51,6 +51,17 @@ class ModelConfig:
     """Sliding attention window as 'left,right'."""
     window_attn_skip_freq: str | None = None
     """Layers with full attention in a model with a window: every n-th, or a list expression."""
+    hybrid_layer_pattern: str | None = None
+    """Layers of a hybrid model, a symbol each, as in '*-*E': M Mamba, G gated delta net, * attention, + multi-latent
+    attention, - feed-forward, E experts. A bar ends a pipeline stage, / begins the layers of one more token."""
+    hybrid_override_pattern: str | None = None
+    """Older name of --hybrid-layer-pattern."""
+    hybrid_attention_ratio: float = 0.0
+    """Share of attention layers: replaced by --hybrid-layer-pattern, beside which it changes nothing."""
+    hybrid_mlp_ratio: float = 0.0
+    """Share of feed-forward layers: replaced by --hybrid-layer-pattern, beside which it changes nothing."""
+    spec: tuple[str, ...] | None = flag(None, nargs="*")
+    """Module and name of the specification of a hybrid model's layers; default: megatron-core's."""
     linear_attention_freq: str | None = None
     """Layers with linear attention (gated delta net): all but every n-th, or a list expression."""
     group_query_attention: bool = False
@@ -186,8 +197,8 @@ class ScheduleConfig:
 
     lr_decay_style: Literal["constant", "linear", "cosine", "inverse-square-root", "WSD"] = "linear"
     """Shape of the decay."""
-    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """Shape of the last phase of WSD."""
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt", "1-sqrt"] = "exponential"
+    """Shape of the last phase of WSD; 1-sqrt is another name of minus_sqrt, from Apertus's Megatron."""
     lr_decay_iters: int | None = None
     """Steps over which the rate decays; default: all steps."""
     lr_decay_samples: int | None = None
@@ -216,6 +227,20 @@ class ScheduleConfig:
     """Weight decay at the last step, with an increasing weight decay."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
     """How weight decay grows."""
+
+
+@dataclass(frozen=True)
+class AdemamixConfig:
+    """The optimizer AdEMAMix, which Megatron-LM does not have: flags and defaults of Apertus's Megatron."""
+
+    ademamix_alpha: float = 2.0
+    """Weight of the slow average of gradients beside the fast one."""
+    ademamix_beta3: float = 0.9999
+    """Coefficient of the slow average; those of the fast one and of squares are --adam-beta1 and --adam-beta2."""
+    ademamix_alpha_warmup: int | None = None
+    """Steps over which --ademamix-alpha grows from 0, linearly."""
+    ademamix_beta3_warmup: int | None = None
+    """Steps over which the slow average's half-life grows linearly from that of --adam-beta1."""
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ def boot_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def process_age_s() -> float:
-    """How long ago this process began; 0 where the system does not say."""
-    ticks = start_time(os.getpid())
+def process_age_s(pid: int = 0) -> float:
+    """How long ago a process began, this one without ``pid``; 0 where the system does not say."""
+    ticks = start_time(pid or os.getpid())
     return max(0.0, boot_s() - int(ticks) / os.sysconf("SC_CLK_TCK")) if ticks else 0.0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -50,6 +50,15 @@ class Slot:
         return self.stop - self.start
 
 
+class ScalesState(NamedTuple):
+    """What the next step's scales depend on."""
+
+    common: Any
+    """The same on all ranks of the group."""
+    slots: Sequence[Any]
+    """Of each slot what only its own sums have determined."""
+
+
 class Format(Protocol):
     """An integer format. In each step its methods are called in the order in which they stand here, and between
     ``begin_step`` and the first ``peaks.finalize`` what :meth:`adder` returned, which is for all steps."""
@@ -64,10 +73,10 @@ class Format(Protocol):
         """Whether the step in flight only measures scales: its sums are too coarse to be applied."""
 
     @property
-    def state(self) -> Any:
+    def state(self) -> ScalesState:
         """All that the next step's scales depend on; it can be pickled."""
 
-    def restore(self, state: Any) -> None:
+    def restore(self, state: ScalesState) -> None:
         """Go on from a :attr:`state`."""
 
     @property
@@ -156,11 +165,11 @@ class Int64:
         self.peaks = SumPeaks(len(self._slot_of), device)
 
     @property
-    def state(self) -> list[int | None]:
-        return list(self.scales.magnitudes)
+    def state(self) -> ScalesState:
+        return ScalesState(None, self.values)
 
-    def restore(self, state: Any) -> None:
-        self.scales.magnitudes = list(state)
+    def restore(self, state: ScalesState) -> None:
+        self.adopt(state.slots)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -168,10 +177,10 @@ class Int64:
 
     @property
     def values(self) -> list[int | None]:
-        return self.state
+        return list(self.scales.magnitudes)
 
     def adopt(self, values: Any) -> None:
-        self.restore(values)
+        self.scales.magnitudes = list(values)
 
     def adder(self, number: int, accumulator: torch.Tensor, report: torch.Tensor) -> Add:
         one = kernels.Adder(accumulator, self._slots[number].index, self.scales.bound_bits, report)
@@ -216,12 +225,13 @@ class Int32:
         return self.scales.measuring
 
     @property
-    def state(self) -> dict[str, Any]:
-        return {"steps": self.scales.steps, "blocks": self.scales.magnitudes.cpu()}
+    def state(self) -> ScalesState:
+        blocks = self.scales.magnitudes.cpu()
+        return ScalesState(self.values, [blocks[of].clone() for of in self._blocks])
 
-    def restore(self, state: Any) -> None:
-        self.scales.steps = state["steps"]
-        self.scales.magnitudes = state["blocks"].to(self.exponents.device)
+    def restore(self, state: ScalesState) -> None:
+        self.adopt(state.common)
+        self.scales.magnitudes = torch.cat(list(state.slots)).to(self.exponents.device)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:

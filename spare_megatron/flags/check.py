@@ -15,7 +15,8 @@ from pathlib import Path
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
-from spare_megatron.flags import core_versions
+from spare_megatron.flags import core_versions, hybrid_pattern
+from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
@@ -85,6 +86,14 @@ def needs(ns: Namespace) -> Iterable[Need]:
     if ns.otel_enabled:
         there = has_package("opentelemetry.exporter.otlp.proto.http")
         yield Need("OpenTelemetry", "--otel-enabled", there, "pip install 'spare_megatron[otel]'")
+    if ns.optimizer in EMERGING:
+        why = f"--optimizer {ns.optimizer}"
+        version = core_versions.in_words([minor for minor in core_versions.tables() if minor >= CORE_OF_EMERGING])
+        newer = core_versions.installed() >= CORE_OF_EMERGING
+        yield Need(version, why, lambda: newer, "install it (it needs Python 3.12), or use --optimizer adam")
+        here = has_package(PACKAGE.replace("-", "_"))
+        yield Need(PACKAGE, why, here, f"pip install {PACKAGE}, or use --optimizer adam")
+    yield from hybrid_needs(ns)
     yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):
@@ -99,6 +108,21 @@ def needs(ns: Namespace) -> Iterable[Need]:
             yield Need(package, f"--tokenizer-type {name}", has_package(package), f"pip install {package}")
     if ns.tokenizer_type == "GPT2BPETokenizer":
         yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
+
+
+def hybrid_needs(ns: Namespace) -> Iterable[Need]:
+    """What the layers of a hybrid model need. Those that only other packages have are also transformer-engine's."""
+    pattern = hybrid_pattern.pattern_of(ns)
+    if pattern is None:
+        return
+    core = ".".join(map(str, hybrid_pattern.CORE))
+    there = core_versions.installed() >= hybrid_pattern.CORE
+    yield Need(
+        f"megatron-core {core} or later", hybrid_pattern.FLAG, lambda: there, "install it (it needs Python 3.12)"
+    )
+    for symbol, module, package in hybrid_pattern.packages(pattern):
+        fix = f"pip install {package} on a machine with CUDA, or use * in place of {symbol}"
+        yield Need(package, hybrid_pattern.layers_text(symbol), has_package(module), fix)
 
 
 def other_cores(ns: Namespace) -> Iterable[Need]:
@@ -119,6 +143,10 @@ def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
     if ns.num_experts is not None and ns.add_bias_linear:
         # megatron-core's experts add the bias in place to the output of a collective, which autograd refuses
         yield "--num-experts with biases", "add --disable-bias-linear"
+    pattern = hybrid_pattern.pattern_of(ns)
+    for symbol in hybrid_pattern.OF_ENGINE if pattern is not None else "":
+        if pattern.count(symbol):
+            yield hybrid_pattern.layers_text(symbol), f"use * in place of {symbol}"
     if ns.moe_latent_size is not None:
         yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
     if ns.multi_latent_attention and has_cuda():  # without CUDA a shim makes it run

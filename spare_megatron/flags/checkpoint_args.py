@@ -48,6 +48,9 @@ BEYOND_MEGATRON = (
     *("linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
     *("moe_shared_expert_gate", "moe_router_num_groups", "moe_router_group_topk", "moe_apply_probs_on_input"),
 )
+PATTERN = "hybrid_layer_pattern"
+"""Taken from a checkpoint of a hybrid model; with one of a GPT it is the command line's, as GPTs load into hybrid
+models."""
 MODEL = (
     *("num_query_groups", "group_query_attention", "position_embedding_type", "add_position_embedding"),
     *("use_rotary_position_embeddings", "rotary_base", "rotary_percent", "rotary_interleaved"),
@@ -56,6 +59,7 @@ MODEL = (
     *("num_experts", "moe_layer_freq", "moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"),
     *("moe_grouped_gemm", "moe_shared_expert_intermediate_size", "moe_router_score_function"),
     *("moe_router_enable_expert_bias", "moe_router_topk_scaling_factor", "moe_latent_size"),
+    *("mamba_state_dim", "mamba_head_dim", "mamba_num_groups", "mamba_num_heads"),
     *BEYOND_MEGATRON,
 )
 COMMAND_LINE = (
@@ -71,11 +75,12 @@ PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "exper
 CHUNKS = "num_layers_per_virtual_pipeline_stage"
 
 # what Megatron takes as well, and this framework refuses: set in the args of a model that cannot be trained here
-UNSUPPORTED = (
-    *("is_hybrid_model", "hybrid_override_pattern", "hybrid_attention_ratio", "hybrid_mlp_ratio", "spec"),
-    *("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
-)
-_OLD_NAMES = {"layernorm_epsilon": "norm_epsilon", "layernorm_zero_centered_gamma": "apply_layernorm_1p"}
+UNSUPPORTED = (*("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),)
+_OLD_NAMES = {
+    "layernorm_epsilon": "norm_epsilon",
+    "layernorm_zero_centered_gamma": "apply_layernorm_1p",
+    PATTERN: "hybrid_override_pattern",
+}
 _SAME = {"num_layers": "encoder_num_layers", "seq_length": "encoder_seq_length"}
 _PATTERNS = ("moe_layer_freq", "no_rope_freq", "window_attn_skip_freq", "linear_attention_freq")
 
@@ -141,7 +146,7 @@ def take(ns: Namespace, saved: SavedArgs, default: bool = False) -> Taken | None
             raise ConfigError(f"--load {ns.load}: it has no checkpoint; give a directory with a checkpoint")
         return Taken(Path(ns.load), found=False)
     taken = Taken(found[0])
-    _refuse_unsupported(*found)
+    _refuse_unsupported(ns, *found)
     _Reader(ns, found[1], taken).read()
     return taken
 
@@ -189,6 +194,7 @@ class _Reader:
     def read(self) -> None:
         """Take all flags that the module's docstring lists."""
         ns = self._ns
+        self._counts(PATTERN)
         for name in MODEL:
             self._model(name)
         table = ns.position_embedding_type == "learned_absolute" and not ns.use_rotary_position_embeddings
@@ -252,7 +258,13 @@ class _Reader:
         self._taken.differences.append(f"{said} is given, but {self._taken.where} was saved {how}: {whose} counts")
 
 
-def _refuse_unsupported(where: Path, args: Mapping[str, Any]) -> None:
+def _refuse_unsupported(ns: Namespace, where: Path, args: Mapping[str, Any]) -> None:
+    shares = [name for name in ("is_hybrid_model", "hybrid_attention_ratio", "hybrid_mlp_ratio") if args.get(name)]
+    if shares and args.get(PATTERN) is None and ns.hybrid_layer_pattern is ns.hybrid_override_pattern is None:
+        raise ConfigError(
+            f"{where} is of a model with {shares[0]} {args[shares[0]]}, and its args do not write out the layers; give "
+            f"them with {_flag(PATTERN)}"
+        )
     for name in UNSUPPORTED:
         if args.get(name):
             refusal = refused_names()[megatron_table()[name]["names"][0]]

@@ -32,8 +32,8 @@ Flags of megatron-core's dataclasses are read from all its versions from {oldest
 have says which it needs: the check lists it, a job with another version refuses it.
 
 Without a GPU the tests run everything that megatron-core's own layers can do. What needs transformer-engine (fp8,
-context parallelism, gated delta net, multi-latent attention) is handed to megatron-core as Megatron hands it, is listed
-by the check as a need, and has not been run by the tests.
+context parallelism, gated delta net, Mamba, multi-latent attention) is handed to megatron-core as Megatron hands it, is
+listed by the check as a need, and has not been run by the tests.
 """
 
 

@@ -120,6 +120,7 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "no-pin-cpu-params",
         ),
     ),
+    ("Newton-Schulz iterations multiply with torch's own kernels", ("muon-use-syrk",)),
     (
         "weights are built on their device, each group its own, with the values that Megatron's seed gives them",
         ("init-model-with-meta-device",),
@@ -132,6 +133,19 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "the routers' figures are logged as the sum or mean over layers, not layer by layer",
         ("moe-per-layer-logging",),
+    ),
+    (
+        "communicators' streams have the usual priority",
+        ("high-priority-stream-groups",),
+    ),
+    (
+        "a gradient that is finite is not judged by its size, of which Megatron would only warn; faults are found by "
+        "the votes' digests and the sums' checksums",
+        ("check-for-large-grads",),
+    ),
+    (
+        "energy meters are not read: the log has no such figure",
+        ("log-energy",),
     ),
     (
         _ALLTOALL,

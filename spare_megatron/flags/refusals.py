@@ -12,21 +12,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spare_megatron.flags.no_effect import taken
-from spare_megatron.flags.refused_flags import FLAGS, GROUPS, MUON
+from spare_megatron.flags.refused_flags import FLAGS, GROUPS
 from spare_megatron.flags.specs import SECTIONS, megatron_table, specs_of
+from spare_megatron.megatron_adapter.model.settings import REFUSED_BALANCING
 
 # (destination, value) -> (reason, nearest choice)
 VALUES: dict[tuple[str, object], tuple[str, str]] = {
-    **{("optimizer", name): MUON for name in ("muon", "dist_muon", "lion", "soap", "adaptive_muon")},
+    ("optimizer", "soap"): (
+        "SOAP's preconditioners have other shapes than the weights, and neither megatron-core's checkpoints nor ours "
+        "can have them",
+        "use --optimizer muon or adam",
+    ),
+    ("optimizer", "adaptive_muon"): (
+        "its first step fails in megatron-core itself, which builds it without the scale that emerging-optimizers 0.3 "
+        "looks for",
+        "use --optimizer muon",
+    ),
+    ("muon_fp32_matmul_prec", "low"): ("torch knows no such precision", "use medium or high"),
     ("dataloader_type", "external"): (
         "a shard's samples must be found again after a failure, which needs a data set with an index",
         "use --dataloader-type single or cyclic",
     ),
     ("transformer_impl", "inference_optimized"): ("inference is not part of this framework", "use local"),
-    ("moe_router_load_balancing_type", "quantile_balancing"): (
-        "what a router adds would depend on which microbatches this group computed before",
-        "use aux_loss or seq_aux_loss",
-    ),
+    **{("moe_router_load_balancing_type", kind): why for kind, why in REFUSED_BALANCING.items()},
     ("experimental_attention_variant", "dsa"): (
         "sparse attention needs its indexer's loss in the schedule and a run on GPUs that shows it right",
         "use gated_delta_net",

@@ -41,10 +41,6 @@ GROUPS: dict[str, tuple[str, str]] = {
     "kitchen": ("quantization recipes beyond megatron-core's own fp8 are not supported", "use --fp8-format or --bf16"),
 }
 
-MUON = (
-    "Muon, Lion and SOAP need the package emerging-optimizers, and a state that checkpoints and returning groups know",
-    "use --optimizer adam",
-)
 FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # (reason, nearest choice, flags without their dashes)
     (
@@ -53,7 +49,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "pipeline-model-parallel-comm-backend",
             "distributed-timeout-seconds-after-init",
-            "high-priority-stream-groups",
             "lazy-mpu-init",
             "use-sharp",
             "sharp-enabled-group",
@@ -107,9 +102,9 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("mtp-standalone",),
     ),
     (
-        "multi-token prediction is that of GPT models",
-        "use --mtp-num-layers",
-        ("mtp-hsm", "mtp-hybrid-override-pattern"),
+        "hidden states of predicted tokens are mixed only by a megatron-core that is newer than 0.19",
+        "leave it out",
+        ("mtp-hsm",),
     ),
     (
         "offloading to host memory would have to survive a pipeline that stops in the middle of a step, which nothing "
@@ -167,21 +162,9 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "state-space and hybrid models need their own model provider and layer specification, which are not built in",
-        "train them with Megatron-LM",
-        (
-            "is-hybrid-model",
-            "mamba-state-dim",
-            "mamba-head-dim",
-            "mamba-num-groups",
-            "mamba-num-heads",
-            "disable-mamba-mem-eff-path",
-            "hybrid-attention-ratio",
-            "hybrid-mlp-ratio",
-            "hybrid-override-pattern",
-            "hybrid-layer-pattern",
-            "mamba-training-ssm-states-dtype",
-        ),
+        "the states of Mamba layers have the dtype that megatron-core gives them",
+        "leave it out",
+        ("mamba-training-ssm-states-dtype",),
     ),
     (
         "it is for inference, which is not part of this framework",
@@ -227,20 +210,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "yarn-beta-slow",
             "yarn-correction-range-round-to-int",
             "no-yarn-correction-range-round-to-int",
-        ),
-    ),
-    (
-        "maximal update parametrization needs a learning rate for each kind of weight, and the optimizer is built with "
-        "one",
-        "give the learning rate that the small model's search says for this width with --lr",
-        (
-            "use-mup",
-            "mup-width-mult",
-            "mup-base-hidden-size",
-            "mup-embedding-mult",
-            "mup-output-mult",
-            "mup-base-head-dim",
-            "mup-attn-scale-power",
         ),
     ),
     (
@@ -295,25 +264,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        *MUON,
-        (
-            "muon-nesterov",
-            "muon-coefficient-type",
-            "muon-use-syrk",
-            "muon-scalar-optimizer",
-            "lion-beta1",
-            "lion-beta2",
-            "muon-momentum",
-            "muon-no-split-qkv",
-            "muon-use-nesterov",
-            "muon-scale-mode",
-            "muon-fp32-matmul-prec",
-            "muon-num-ns-steps",
-            "muon-tp-mode",
-            "muon-extra-scale-factor",
-        ),
-    ),
-    (
         "which weights are in which group of the optimizer is not written to a file",
         "leave it out",
         ("dump-param-to-param-group-map",),
@@ -325,12 +275,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("phase-transition-iterations",),
     ),
     (
-        "a gradient is judged by whether it is finite, not by its size",
-        "use --clip-grad",
-        ("check-for-large-grads",),
-    ),
-    ("energy meters are not read", "leave it out", ("log-energy",)),
-    (
         "steps that were found bad are not skipped by number",
         "leave it out",
         ("iterations-to-skip", "result-rejected-tracker-filename"),
@@ -341,7 +285,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             "train-sync-interval",
             "disable-jit-fuser",
-            "spec",
         ),
     ),
     (

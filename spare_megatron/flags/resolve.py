@@ -17,6 +17,7 @@ from spare_megatron.config.place import WorldHint
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.batch_flags import batch_plan, resolve_largest
+from spare_megatron.flags.hybrid_pattern import hybrid_chunks, resolve_hybrid
 from spare_megatron.flags.stage_layout import FLAG as LAYOUT
 from spare_megatron.flags.stage_layout import check_layout, layout_text
 
@@ -39,6 +40,7 @@ def at_least(namespace: Namespace, least: int, *dests: str) -> None:
 
 def resolve_model(ns: Namespace) -> None:
     """Derive sizes and switches of the model from others, as Megatron does."""
+    resolve_hybrid(ns)
     if ns.num_layers is not None and ns.encoder_num_layers is not None and ns.num_layers != ns.encoder_num_layers:
         raise ConfigError(
             f"--num-layers {ns.num_layers} and --encoder-num-layers {ns.encoder_num_layers} differ; use --num-layers"
@@ -106,6 +108,12 @@ def resolve_model(ns: Namespace) -> None:
             f"--fp8-format {ns.fp8}: gradients are summed over groups in fp32, not exactly: fp8 scales "
             "depend on which microbatches a group ran",
         )
+        if ns.check_weight_hash_across_dp_replicas_interval is not None:
+            ns.check_weight_hash_across_dp_replicas_interval = None
+            ns.spare_notes += (
+                "--check-weight-hash-across-dp-replicas-interval: weights are not compared, as groups that sum in fp32 "
+                "may differ in the last bit",
+            )
     for dest in ("moe_router_load_balancing_type", "moe_aux_loss_coeff", "cp_comm_type"):
         values = getattr(ns, dest)
         if isinstance(values, list) and len(values) == 1 and dest != "cp_comm_type":
@@ -163,6 +171,14 @@ def window(text: Any) -> tuple[int, int] | None:
 def resolve_stages(ns: Namespace) -> None:
     """Derive the number of model chunks of each pipeline rank."""
     pipeline = ns.pipeline_model_parallel_size
+    chunks = _chunks(ns, pipeline) if ns.hybrid_layer_pattern is None else hybrid_chunks(ns)
+    ns.virtual_pipeline_model_parallel_size = None if chunks in (None, 1) else chunks
+    ns.overlap_p2p_comm = ns.overlap_p2p_comm and ns.virtual_pipeline_model_parallel_size is not None
+    ns.transformer_pipeline_model_parallel_size = pipeline
+
+
+def _chunks(ns: Namespace, pipeline: int) -> int | None:
+    """The model chunks of each pipeline rank of a GPT."""
     given = [
         name
         for name in (
@@ -192,9 +208,7 @@ def resolve_stages(ns: Namespace) -> None:
         stages = check_layout(ns.pipeline_model_parallel_layout, pipeline, ns.num_layers, ns.mtp_num_layers or 0)
         ns.spare_notes += (f"{LAYOUT}: {layout_text(stages, pipeline)}",)
         chunks = len(stages) // pipeline
-    ns.virtual_pipeline_model_parallel_size = None if chunks in (None, 1) else chunks
-    ns.overlap_p2p_comm = ns.overlap_p2p_comm and ns.virtual_pipeline_model_parallel_size is not None
-    ns.transformer_pipeline_model_parallel_size = pipeline
+    return chunks
 
 
 def counted_layers(ns: Namespace) -> int:
@@ -337,6 +351,8 @@ def resolve_training(ns: Namespace, shape: JobShape) -> None:
             raise ConfigError(f"--{flag}-{other} {value} does not go with --train-{own}; use --{flag}-{own}")
     if ns.lr_warmup_fraction is not None and (ns.lr_warmup_iters or ns.lr_warmup_samples):
         raise ConfigError("--lr-warmup-fraction and --lr-warmup-iters (or -samples) say the same thing; give one")
+    if ns.lr_wsd_decay_style == "1-sqrt":
+        ns.lr_wsd_decay_style = "minus_sqrt"
     ns.consumed_train_samples = ns.consumed_valid_samples = ns.skipped_train_samples = ns.iteration = 0
     batches = batch_plan(ns, shape)  # refuses a ramp with a batch that cannot be divided over the groups
     if ns.train_samples is not None:

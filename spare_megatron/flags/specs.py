@@ -32,6 +32,7 @@ SECTIONS: dict[str, tuple[str, type]] = {
     "training": ("training", sections.TrainingConfig),
     "model": ("model", sections.ModelConfig),
     "schedule": ("learning rate and weight decay", sections.ScheduleConfig),
+    "ademamix": ("AdEMAMix (--optimizer ademamix)", sections.AdemamixConfig),
     "data": ("data", sections.DataConfig),
     "tokenizer": ("tokenizer", sections.TokenizerConfig),
     "evaluation": ("evaluation", sections.EvaluationConfig),
@@ -44,6 +45,10 @@ CORE_SECTIONS: dict[str, str] = {
     "OptimizerConfig": "megatron-core: optimizer",
     "DistributedDataParallelConfig": "megatron-core: gradients",
 }
+
+
+MORE_CHOICES: dict[str, tuple[str, ...]] = {"optimizer": ("ademamix",)}
+"""Destination -> values that are honoured here and that Megatron-LM does not have."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ def core_specs(taken: set[str]) -> list[FlagSpec]:
         seen.add(row["field"])
         kind = known["kind"] if row["kind"] == "bool" else row["kind"]
         choices = tuple(known.get("choices") or row.get("choices") or ())
+        choices += MORE_CHOICES.get(row["field"], ())
         specs.append(
             FlagSpec(
                 tuple(known["names"]), row["field"], kind, known["default"], row["class"], choices, row.get("nargs", "")

@@ -15,6 +15,8 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
+from spare_megatron.flags.hybrid_pattern import check_hybrid
+from spare_megatron.flags.optimizer_flags import check_optimizer, splits
 from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
 
@@ -90,7 +92,7 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
     even = ns.decoder_first_pipeline_num_layers is None and ns.decoder_last_pipeline_num_layers is None
     chunks = ns.virtual_pipeline_model_parallel_size or 1
     layers = counted_layers(ns)
-    if even and ns.pipeline_model_parallel_layout is None:
+    if even and ns.pipeline_model_parallel_layout is None and ns.hybrid_layer_pattern is None:
         unit = pipeline * chunks
         stages = f"--pipeline-model-parallel-size {pipeline}" + (f" x {chunks} virtual stages" if chunks > 1 else "")
         refuse(
@@ -351,14 +353,8 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
         f"{ns.spare_reduce} does not promise; use --spare-reduce exact",
     )
-    split = ns.use_distributed_optimizer and shape.inner_data * shape.context > 1
     refuse(
-        split and ns.optimizer != "adam",
-        "--use-distributed-optimizer splits Adam's state over inner data ranks, not that of "
-        f"--optimizer {ns.optimizer}; use --optimizer adam or leave the flag out",
-    )
-    refuse(
-        split and ns.spare_reduce == "exact32",
+        splits(ns, shape) and ns.spare_reduce == "exact32",
         f"--spare-reduce exact32 has a scale for each block of a tensor, and --use-distributed-optimizer cuts tensors "
         f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
     )
@@ -389,9 +385,11 @@ def _check_audits(ns: Namespace, groups: int) -> None:
 def check_all(ns: Namespace, shape: JobShape) -> None:
     """Check every rule; ConfigError for the first that does not hold."""
     check_model(ns)
+    check_hybrid(ns)
     check_predicted(ns)
     check_experts(ns)
     check_training(ns)
+    check_optimizer(ns, shape)
     check_evaluation(ns)
     check_checkpoint(ns)
     check_data(ns)

@@ -1,5 +1,5 @@
 """Kernels of the exact reduction: rounding gradients to integers and adding them, converting sums to fp32 and dividing
-these into gradients, checksums, digests.
+these into gradients, checksums, digests, sums of squares.
 
 Each call runs the native library (CUDA on the current stream, or CPU with torch's number of threads), else the torch
 operations of :mod:`reference`, with the same bits in the result. docs/exact_reduction.md has formats and bounds.
@@ -36,6 +36,8 @@ __all__ = [
     "digest",
     "finalize",
     "implementation",
+    "largest",
+    "squares",
     "why_slow",
 ]
 
@@ -46,7 +48,10 @@ EXPONENT_MAX = 800
 """With exponents of at most this magnitude the scaled value of any fp32 number is a normal double."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _INDEX_MAX = 1 << 62
+_SQUARE_EXPONENT_MAX = 200
 _BOUND_BITS_MAX = {torch.int64: 62, torch.int32: 30}
+SQUARE_BITS = 26
+"""Magnitudes up to 2^SQUARE_BITS have squares up to 2^52, which a double rounds to integers."""
 Digestible: TypeAlias = torch.Tensor | bytes | bytearray | memoryview
 
 
@@ -292,6 +297,34 @@ def digest(data: Digestible | Sequence[Digestible]) -> int:
         for number in splitmix64_of(np.hstack([sizes, sums]).ravel()).tolist():
             state = splitmix64(state ^ number)
     return state
+
+
+def largest(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The bits of the largest magnitude of several fp32 tensors of one device, at least one: int32 [1]. Those of
+    infinity are larger than those of numbers, those of NaN larger still."""
+    _check_parts(parts)
+    return dispatch.kernels(parts[0].device).largest(parts)
+
+
+def squares(parts: Sequence[torch.Tensor], exponent: int) -> torch.Tensor:
+    """The sum of rint((x * 2^exponent)^2), ties to even, over all elements x of several fp32 tensors of one device, at
+    least one: int64 [2], the sum is [0] + 2^32 * [1] with 0 <= [0] < 2^32.
+
+    Args:
+        exponent: -200..200, such that |x * 2^exponent| <= 2^SQUARE_BITS for each x, which is finite (not checked).
+    """
+    _check_parts(parts)
+    if not -_SQUARE_EXPONENT_MAX <= exponent <= _SQUARE_EXPONENT_MAX:
+        raise ValueError(f"exponent {exponent} is not within -{_SQUARE_EXPONENT_MAX}..{_SQUARE_EXPONENT_MAX}")
+    low, high = dispatch.kernels(parts[0].device).squares(parts, exponent).unbind()
+    return torch.stack([low & 0xFFFFFFFF, high + (low >> 32)])
+
+
+def _check_parts(parts: Sequence[torch.Tensor]) -> None:
+    if not parts:
+        raise ValueError("no tensor was given; give at least one")
+    for part in parts:
+        _check("a tensor", part, (torch.float32,), None, parts[0].device)
 
 
 def _as_tensor(part: Digestible) -> torch.Tensor:

@@ -66,6 +66,10 @@ class Kernels(Protocol):
 
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...
 
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...
+
+    def squares(self, parts: Sequence[torch.Tensor], exponent: int) -> torch.Tensor: ...
+
 
 @lru_cache
 def _found(device_type: str) -> tuple[Kernels, str]:

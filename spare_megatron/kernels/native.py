@@ -7,7 +7,7 @@ libraries depend on no version of torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, cast
+from ctypes import POINTER, Array, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, cast
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch
 
 from spare_megatron.config import native_code
 
-VERSION = 8
+VERSION = 9
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -85,6 +85,8 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "convert": (POINTER(_Convert),),
     "finalize": (POINTER(_Finalize),),
     "digests": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
+    "largest": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_void_p),
+    "squares": (POINTER(c_void_p), POINTER(c_int64), c_int64, c_int, c_void_p),
 }
 
 
@@ -214,10 +216,27 @@ class Library:
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         number, device = len(parts), parts[0].device
         sums = torch.zeros(number, 2, dtype=torch.int64, device=device)
-        addresses = (c_void_p * number)(*[part.data_ptr() for part in parts])
         sizes = (c_int64 * number)(*[part.nbytes for part in parts])
-        self.call("digests", device, addresses, sizes, number, sums.data_ptr())
+        self.call("digests", device, _addresses(parts), sizes, number, sums.data_ptr())
         return sums
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        top = torch.zeros(1, dtype=torch.int32, device=parts[0].device)
+        self.call("largest", top.device, _addresses(parts), _counts(parts), len(parts), top.data_ptr())
+        return top
+
+    def squares(self, parts: Sequence[torch.Tensor], exponent: int) -> torch.Tensor:
+        sums = torch.zeros(2, dtype=torch.int64, device=parts[0].device)
+        self.call("squares", sums.device, _addresses(parts), _counts(parts), len(parts), exponent, sums.data_ptr())
+        return sums
+
+
+def _addresses(parts: Sequence[torch.Tensor]) -> Array[c_void_p]:
+    return (c_void_p * len(parts))(*[part.data_ptr() for part in parts])
+
+
+def _counts(parts: Sequence[torch.Tensor]) -> Array[c_int64]:
+    return (c_int64 * len(parts))(*[part.numel() for part in parts])
 
 
 class CpuLibrary(Library):

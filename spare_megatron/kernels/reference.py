@@ -152,3 +152,23 @@ def digest_sums(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             pair[0] += ((keyed & 0xFFFFFFFF) * ((keyed >> 32) & 0xFFFFFFFF)).sum()
         _add_checksum(words, 0, pair[1])
     return sums
+
+
+def largest(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """int32 [1]: the bits of the largest magnitude."""
+    top = torch.zeros(1, dtype=torch.int32, device=parts[0].device)
+    for part in parts:
+        if part.numel():
+            torch.maximum(top, (part.detach().view(torch.int32) & 0x7FFFFFFF).max(), out=top)
+    return top
+
+
+def squares(parts: Sequence[torch.Tensor], exponent: int) -> torch.Tensor:
+    """int64 [2]: the sums of the lower and of the upper 32 bits of the squares."""
+    sums = torch.zeros(2, dtype=torch.int64, device=parts[0].device)
+    for part in parts:
+        for start, stop in _chunks(part.numel()):
+            scaled = part[start:stop].detach().double() * 2.0**exponent
+            whole = (scaled * scaled).round_().long()
+            sums += torch.stack([(whole & 0xFFFFFFFF).sum(), (whole >> 32).sum()])
+    return sums

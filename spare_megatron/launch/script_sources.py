@@ -13,7 +13,8 @@ def imported_names(script: Path) -> list[str]:
 
 
 def script_and_modules(script: Path) -> dict[Path, ast.Module]:
-    """The sources of the script, and of the modules and packages in its folder that it or one of them imports."""
+    """The sources of the script, and of what is in its folder and it or one of them imports, or names as a file to run,
+    as Megatron's pretrain_mamba.py does."""
     found: dict[Path, ast.Module] = {}
     waiting = [script]
     for path in waiting:  # grows
@@ -23,6 +24,8 @@ def script_and_modules(script: Path) -> dict[Path, ast.Module]:
             places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] != "megatron"]
             files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
             waiting += [file for file in files if file not in waiting and file.is_file()]
+        named = [script.parent / name for name in _file_names(found[path])]
+        waiting += [file for file in named if file not in waiting and file.is_file()]
     return found
 
 
@@ -32,6 +35,12 @@ def _parsed(path: Path) -> ast.Module:
         return ast.parse(path.read_text())
     except (OSError, SyntaxError, ValueError):
         return ast.Module([], [])
+
+
+def _file_names(tree: ast.Module) -> list[str]:
+    """Strings that are the name of a script, without a folder."""
+    words = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return sorted(word for word in words if word.endswith(".py") and not set(word) & {"/", " ", "\n"})
 
 
 def _imported(tree: ast.Module) -> list[str]:

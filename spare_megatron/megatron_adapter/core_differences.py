@@ -20,7 +20,7 @@ import queue
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -168,6 +168,28 @@ def taken_prediction_losses() -> list[Any]:
     return list(noted.get("loss_values", noted.get("values", ())))
 
 
+def routing_tracker() -> dict[str, Any]:
+    """megatron-core's tracker of the losses by which routers keep experts' loads even: name -> an entry with the sum
+    over microbatches of each layer's. It has been a class since 0.18, whose entries are no mappings."""
+    try:
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+    except ImportError:
+        from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+
+        return get_moe_layer_wise_logging_tracker()  # type: ignore[no-any-return]
+    return get_moe_metrics_tracker().metrics  # type: ignore[no-any-return]
+
+
+def taken_routing_losses() -> dict[str, Any]:
+    """What is in that tracker, summed over this rank's layers: name -> a tensor of one value. It is in it no more."""
+    taken = {}
+    for name, entry in routing_tracker().items():
+        values = entry["values"] if isinstance(entry, dict) else entry.values
+        taken[name] = values.sum()
+        values.zero_()
+    return taken
+
+
 # ------------------------------------------------------------------------------------------------------------ data
 
 
@@ -251,6 +273,17 @@ RATES = (*SCHEDULED, "optimizer")
 """Options of a parameter group that follow from this job's flags, whatever a checkpoint's groups had."""
 
 
+def rates_by_width(optimizer: Any, model: Any) -> dict[Any, Any] | None:
+    """The rates and other options of single kinds of parameters, for megatron-core's optimizer factory, where the model
+    has maximal update parametrization (``--use-mup``, since 0.17); None for the factory's own."""
+    if not getattr(model, "use_mup", False):
+        return None
+    from megatron.core import optimizer as core_optimizer
+
+    width = core_optimizer.get_mup_config_overrides(optimizer, model.mup_width_mult, optimizer.optimizer)
+    return {**core_optimizer.get_standard_config_overrides(optimizer), **width}
+
+
 def load_optimizer(chained: Any, state: Any) -> None:
     """Load a state into a chained optimizer. It finds its parameter groups by their learning rates too, as it does
     since 0.19; before, groups that differ in nothing else (``--decoupled-lr``) were taken for one."""
@@ -266,6 +299,21 @@ def load_optimizer(chained: Any, state: Any) -> None:
     finally:
         for module in (optimizer, distrib_optimizer):
             module.param_group_identifier_keys = before
+
+
+def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
+    """The gradients of one of a chained optimizer's parts that count in the norm. Since 0.19 parameters may have a norm
+    of their own, named ``separate``, and do not count in that of the others."""
+    if hasattr(part, "get_grads_for_grad_norm"):
+        return part.get_grads_for_grad_norm(separate)  # type: ignore[no-any-return]
+    return part.get_main_grads_for_grad_norm()  # type: ignore[no-any-return]
+
+
+def set_norm(chained: Any, norm: Callable[..., float]) -> None:
+    """Have a chained optimizer clip by, and report, ``norm()``; where parameters have a norm of their own, clip them by
+    ``norm(name)``."""
+    chained.get_grad_norm = norm
+    chained._get_grad_norm_for_group = norm
 
 
 # ------------------------------------------------------------------------------------------------------- schedules

@@ -36,8 +36,10 @@ from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, grad
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
+from spare_megatron.megatron_adapter.model.tied_head import tied_head
 from spare_megatron.megatron_adapter.model.transferred_state import TransferableState
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -97,8 +99,11 @@ class MegatronEngine(TransferableState):
         self._scalars: dict[str, float] = {}
         self._names: list[str] | None = None
         self._group_sums_made: list[GroupSum] = []
+        if method in FORMATS:
+            replica.head = tied_head(replica.chunks)
         self._outflow = Outflow(replica)
         self._routing = [counts for chunk in replica.chunks for counts in routing_counts(chunk)]
+        self._routing_losses = RoutingLosses(replica.config, replica.settings.hybrid_layer_pattern, world)
         self._flips = flips
         self.exact: ExactGradients | None = None
         if method in FORMATS:
@@ -114,6 +119,7 @@ class MegatronEngine(TransferableState):
         self._step = step
         self._outflow.arrivals.unwatch()
         self._sums.clear()
+        self._routing_losses.begin_step()
         if self.exact is not None:
             self.exact.begin_step()
         else:
@@ -158,7 +164,7 @@ class MegatronEngine(TransferableState):
         memory of its own.
         """
         self._outflow.arrivals.unwatch()
-        self._scalars = self._group_sums(self._sums)
+        self._scalars = self._group_sums(self._sums, self._routing_losses.scalars())
         result = self.exact.tensors() if self.exact is not None else self._plain_sums()
         if self._routing:
             result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
@@ -206,7 +212,8 @@ class MegatronEngine(TransferableState):
             replica.scheduler.step(increment=self._batches.size(step))
         values = averages(scalars)
         own = [name for name in values if name != "lm loss"]
-        main = [name for name in values if not name.startswith("mtp_")]  # megatron-core's, beside the user's
+        cores = self._routing_losses.names  # beside the user's, as are those of more tokens
+        main = [name for name in values if not name.startswith("mtp_") and name not in cores]
         return {
             "loss": values.get("lm loss", values[main[0]] if main else 0.0),
             "grad_norm": None if grad_norm is None else float(grad_norm),
@@ -269,7 +276,7 @@ class MegatronEngine(TransferableState):
         sums = self._new_sums()
         if pieces:
             self._forward(step, pieces, source, sums, self.world.shape.global_batch_size)
-        values = self._group_sums(sums)
+        values = self._group_sums(sums, {})
         return {name: value for name, value in values.items() if name not in (OVERFLOWS, NOT_FINITE)}
 
     def _forward(self, step: int, pieces: Sequence[int], source: MicrobatchSource, sums: LossSums, batch: int) -> None:
@@ -302,6 +309,7 @@ class MegatronEngine(TransferableState):
             tickets=tickets,
             forward_step=self._forward_step,
             sums=sums,
+            routing=self._routing_losses,
             batch=batch,
             on_piece=None if forward_only else self.on_piece,
             forward_only=forward_only,
@@ -374,13 +382,16 @@ class MegatronEngine(TransferableState):
         instead."""
         return bool(self.replica.settings.ddp.get("check_for_nan_in_grad")) and not self.replica.config.fp16
 
-    def _group_sums(self, sums: LossSums) -> dict[str, float]:
-        """The scalars of the last pipeline stage (of tensor-parallel rank 0), summed over the group; on every rank."""
+    def _group_sums(self, sums: LossSums, routing: Mapping[str, float]) -> dict[str, float]:
+        """The scalars of the last pipeline stage (of tensor-parallel rank 0) and those of the routers of all ranks,
+        summed over the group; on every rank."""
         values = sums.values()
         if self._names is None:
             self._names = self._learn_names(values)
         holds = self.world.is_last_stage and self.world.tensor_rank == 0
         names, numbers = list(self._names), [values.get(name, 0.0) if holds else 0.0 for name in self._names]
+        names += routing
+        numbers += routing.values()
         if self.exact is not None:
             names += [OVERFLOWS, NOT_FINITE]
             numbers += [float(flag) for flag in self.exact.flags()]

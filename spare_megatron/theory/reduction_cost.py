@@ -173,7 +173,8 @@ def per_step(mode: str) -> dict[str, float]:
         "checksums of the result": 0 if a is None else RESULT_BYTES[mode],
         "copies for the reduction": 0 if mode == "plain" else copied,
         "finalize": 0 if mode == "plain" else RESULT_BYTES[mode] + 4,
-        "norm": 4,
+        # exact: a pass for the largest element and one for the squares
+        "norm": 4 if a is None else 8,
         # Adam reads the gradient, master weight and two moments, writes the last three, and the bf16 weight.
         "optimizer": 16 + 12 + 2,
         "digest of the weights": 0 if a is None else 2,

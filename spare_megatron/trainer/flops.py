@@ -8,6 +8,9 @@ arXiv:2104.04473, appendix; without its term for recomputation, which is no usef
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import dataclass
+
+from spare_megatron.flags.hybrid_pattern import ATTENTION, DENSE, EXPERTS, GATED, LATENT, MAMBA, pattern_of
 
 MULTIPLY_ADD = 2
 FORWARD_AND_BACKWARD = 3
@@ -33,26 +36,57 @@ def attention_size(args: Namespace) -> float:
     return hidden * (query + 2 * args.kv_channels * groups + gate + query) + length * query
 
 
-def decoder_kinds(args: Namespace) -> list[int]:
-    """For each decoder layer 1 where it has experts, else 0."""
+def mamba_size(args: Namespace) -> float:
+    """Multiply-adds of one token in one Mamba layer; the scan's are Megatron's estimate."""
+    hidden, inner, state = args.hidden_size, 2 * args.hidden_size, args.mamba_state_dim
+    heads = args.mamba_num_heads or inner // args.mamba_head_dim
+    projected = 2 * inner + 2 * args.mamba_num_groups * state + heads
+    return hidden * (projected + inner) + 3.5 * inner * state
+
+
+def gated_size(args: Namespace) -> float:
+    """Multiply-adds of one token in one gated delta net."""
+    keys = args.linear_key_head_dim * args.linear_num_key_heads
+    heads = args.linear_num_value_heads
+    values = args.linear_value_head_dim * heads
+    projected = args.hidden_size * (2 * keys + 3 * values + 2 * heads)
+    return projected + args.linear_conv_kernel_dim * (2 * keys + values) + 4 * heads * args.linear_value_head_dim**2
+
+
+@dataclass(frozen=True)
+class LayerCounts:
+    """How many parts of each kind a model's layers have; a GPT's layer has attention and one of the next two."""
+
+    attention: int
+    dense: int
+    sparse: int
+    """Feed-forward parts with experts."""
+    mamba: int = 0
+    gated: int = 0
+
+
+def layer_counts(args: Namespace, predicting: bool = True) -> LayerCounts:
+    """The parts of all layers; with ``predicting`` those of multi-token prediction too, of which each has, in a GPT, a
+    whole layer of the last decoder layer's kind."""
+    pattern = pattern_of(args)
+    if pattern is not None:
+        kinds = (ATTENTION + LATENT, DENSE, EXPERTS, MAMBA, GATED)
+        return LayerCounts(*(pattern.count(symbols, predicting) for symbols in kinds))
     freq = args.moe_layer_freq
     if args.num_experts is None:
-        return [0] * args.num_layers
-    return freq if isinstance(freq, list) else [int(i % freq == 0) for i in range(args.num_layers)]
-
-
-def layer_kinds(args: Namespace) -> list[int]:
-    """The same with the layers of multi-token prediction, which have a whole layer of the last decoder layer's kind."""
-    kinds = decoder_kinds(args)
-    return kinds + kinds[-1:] * (args.mtp_num_layers or 0)
+        experts = [0] * args.num_layers
+    else:
+        experts = freq if isinstance(freq, list) else [int(i % freq == 0) for i in range(args.num_layers)]
+    experts = experts + experts[-1:] * (args.mtp_num_layers or 0 if predicting else 0)
+    return LayerCounts(len(experts), len(experts) - sum(experts), sum(experts))
 
 
 def feed_forward_size(args: Namespace) -> float:
     """Multiply-adds of one token in the feed-forward parts of all layers."""
     products = 3 if args.swiglu or args.quick_geglu else 2
-    kinds = layer_kinds(args)
-    sparse = sum(kinds)
-    dense = (len(kinds) - sparse) * args.hidden_size * args.ffn_hidden_size * products
+    counts = layer_counts(args)
+    sparse = counts.sparse
+    dense = counts.dense * args.hidden_size * args.ffn_hidden_size * products
     if not sparse:
         return dense
     routed = args.moe_ffn_hidden_size * args.moe_router_topk * products
@@ -67,7 +101,10 @@ def feed_forward_size(args: Namespace) -> float:
 def flops_per_step(args: Namespace) -> float:
     """Operations of one optimizer step over the whole job, forward and backward. ``args`` are resolved flags."""
     tokens = args.global_batch_size * args.seq_length
-    layers = len(layer_kinds(args)) * attention_size(args) + feed_forward_size(args)
+    counts = layer_counts(args)
+    layers = counts.attention * attention_size(args) + feed_forward_size(args)
+    layers += counts.mamba * mamba_size(args) if counts.mamba else 0
+    layers += counts.gated * gated_size(args) if counts.gated else 0
     predicted = (
         args.mtp_num_layers or 0
     )  # each has three norms, a projection of two hidden states to one, and an output

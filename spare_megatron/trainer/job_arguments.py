@@ -27,6 +27,7 @@ from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, checkpoint_args, data_flags, parser, resolve, supported, validate
 from spare_megatron.flags.batch_flags import batch_plan
+from spare_megatron.flags.optimizer_flags import resolve_optimizer
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.trainer.piece_choice import likely_vocabulary, with_pieces
@@ -57,6 +58,7 @@ class JobArguments:
     training: sections.TrainingConfig
     model: sections.ModelConfig
     schedule: sections.ScheduleConfig
+    ademamix: sections.AdemamixConfig
     data: sections.DataConfig
     tokenizer: sections.TokenizerConfig
     evaluation: sections.EvaluationConfig
@@ -131,6 +133,7 @@ class JobArguments:
         return MegatronSettings(
             transformer=self.transformer,
             optimizer=self.optimizer,
+            ademamix=dataclasses.asdict(self.ademamix) if self.optimizer["optimizer"] == "ademamix" else None,
             scheduler=self.scheduler,
             padded_vocab_size=padded_vocab_size,
             seq_length=self.seq_length,
@@ -144,6 +147,8 @@ class JobArguments:
             use_rope_scaling=model.use_rope_scaling,
             rope_scaling_factor=model.rope_scaling_factor,
             fp16_lm_cross_entropy=model.fp16_lm_cross_entropy,
+            hybrid_layer_pattern=model.hybrid_layer_pattern,
+            spec=model.spec or (),
             transformer_impl=model.transformer_impl or "auto",
             experimental=model.enable_experimental,
             seed=self.training.seed,
@@ -181,6 +186,7 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
+    resolve_optimizer(namespace, shape)
     resolve.say_inner(namespace, shape)
     resolve.say_auto(namespace)
     resolve.resolve_training(namespace, shape)
@@ -227,6 +233,7 @@ def job_of(
         training=section(sections.TrainingConfig, namespace),
         model=section(sections.ModelConfig, namespace),
         schedule=section(sections.ScheduleConfig, namespace),
+        ademamix=section(sections.AdemamixConfig, namespace),
         data=section(sections.DataConfig, namespace),
         tokenizer=section(sections.TokenizerConfig, namespace),
         evaluation=section(sections.EvaluationConfig, namespace),

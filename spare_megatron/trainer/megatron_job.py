@@ -33,6 +33,7 @@ from spare_megatron.controller.messages import JobSpec
 from spare_megatron.data.data_files import check_data, looked_at
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
+from spare_megatron.flags.optimizer_flags import package_used
 from spare_megatron.megatron_adapter import core_differences, versions
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
@@ -168,7 +169,7 @@ def run_megatron_job(
         batches=start.batches(job),
     )
     if engine.exact is not None:
-        engine.exact.restore(start.rank_state)
+        engine.exact.restore(start.rank_state, start.read_rank_states)
     carrying = CarryingEngine(engine, carried())
     waited = bool(place.place_file)
     if waited:
@@ -294,6 +295,7 @@ def _spec(
 
 def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
+    identity |= package_used(args)
     if job.spare.reduce.startswith("exact"):
         identity |= arithmetic()
     for name, value in sorted(vars(args).items()):

@@ -6,7 +6,7 @@ their state."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class Start:
     consumed_samples: int = 0
     rank_state: Any = None
     """The state of this rank position's engine beside model and optimizer."""
+    read_rank_states: Callable[[], list[Any]] = list
+    """Reads those of all positions of the group that saved the checkpoint. Collective."""
 
     def batches(self, job: JobArguments) -> BatchSchedule:
         """The batch size of each step from this one on."""
@@ -74,7 +76,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
         _carry_files(job, directory)
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
         _compare_pieces(job, loaded.args)
-    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state)
+    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state, loaded.read_rank_states)
 
 
 def _carry_files(job: JobArguments, loaded: Path) -> None:

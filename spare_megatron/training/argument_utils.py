@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
+from typing import Any, NoReturn
 
-from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.user_state import core_transformer_config_from_args as core_transformer_config_from_args
 from spare_megatron.training import command_line, megatron_exports
-from spare_megatron.training.pretrain_call import GPTModelConfig, PretrainConfigContainer
+from spare_megatron.training.pretrain_call import GPTModelConfig, HybridModelConfig, PretrainConfigContainer
 
 
 def gpt_config_from_args(
     args: Namespace, config: Any = None, model_config_cls: type = GPTModelConfig
 ) -> GPTModelConfig:
-    """The model that the flags describe. A script that edits the model passes ``model_provider`` to ``pretrain``
-    instead: another configuration or class ends this process with one sentence that says so."""
-    if config is not None or model_config_cls is not GPTModelConfig:
-        given = (
-            f"config={type(config).__name__}" if config is not None else f"model_config_cls={model_config_cls.__name__}"
-        )
-        error = ConfigError(f"gpt_config_from_args({given}) is not supported: pass model_provider=... to pretrain()")
-        command_line.leave(command_line.refuse(str(error), None))
+    """The GPT that the flags describe. A script that edits the model passes ``model_provider`` to ``pretrain`` instead:
+    another configuration or class ends this process with one sentence that says so, as do flags of a hybrid model."""
+    _refuse_edited("gpt_config_from_args", config, model_config_cls, GPTModelConfig)
+    if args.hybrid_layer_pattern is not None:
+        _end(f"--hybrid-layer-pattern {args.hybrid_layer_pattern} is not for a GPT; run pretrain_hybrid.py")
     return GPTModelConfig()
 
 
+def hybrid_config_from_args(
+    args: Namespace, config: Any = None, model_config_cls: type = HybridModelConfig
+) -> HybridModelConfig:
+    """The same for the hybrid model that the flags describe, which must name its layers."""
+    _refuse_edited("hybrid_config_from_args", config, model_config_cls, HybridModelConfig)
+    if args.hybrid_layer_pattern is None:
+        _end("this script trains a hybrid model, whose layers are not given; add --hybrid-layer-pattern, as in '*-*-'")
+    return HybridModelConfig()
+
+
+def _refuse_edited(name: str, config: Any, given: type, usual: type) -> None:
+    if config is not None or given is not usual:
+        what = f"config={type(config).__name__}" if config is not None else f"model_config_cls={given.__name__}"
+        _end(f"{name}({what}) is not supported: pass model_provider=... to pretrain()")
+
+
+def _end(sentence: str) -> NoReturn:
+    command_line.leave(command_line.refuse(sentence, None))
+
+
 def pretrain_cfg_container_from_args(
-    args: Namespace, model_cfg: GPTModelConfig | None = None
+    args: Namespace, model_cfg: GPTModelConfig | HybridModelConfig | None = None
 ) -> PretrainConfigContainer:
     """The flags that ``parse_and_validate_args`` has returned, and the model, for ``pretrain``."""
     return PretrainConfigContainer(args, model_cfg)

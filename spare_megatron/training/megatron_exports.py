@@ -50,7 +50,6 @@ REFUSED = {
     "get_signal_handler": "signals end the job by one decision for all groups: SIGTERM and SIGUSR1 save and leave",
     "get_tensorboard_writer": _BOARDS,
     "get_wandb_writer": _BOARDS,
-    "hybrid_config_from_args": "state-space and hybrid models are not supported",
     "initialize_megatron": _LOOP,
     "load_checkpoint": _SAVES,
     "save_checkpoint": _SAVES,

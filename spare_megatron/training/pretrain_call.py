@@ -23,11 +23,16 @@ class GPTModelConfig:
 
 
 @dataclass(frozen=True)
+class HybridModelConfig:
+    """The same for the hybrid model that the flags describe."""
+
+
+@dataclass(frozen=True)
 class PretrainConfigContainer:
     """Stands for Megatron's container of configurations: the flags, from which all of them follow, and the model."""
 
     args: Namespace
-    model: GPTModelConfig | None = None
+    model: GPTModelConfig | HybridModelConfig | None = None
 
 
 @dataclass(frozen=True)

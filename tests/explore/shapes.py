@@ -12,9 +12,9 @@ TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
 
 PLAIN = {
-    "two groups, any two faults": Shape(faults=2, kinds=ANY),
-    "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY),
-    "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
+    "two groups, one step, any two faults": Shape(steps=1, faults=2, kinds=ANY, formed=True),
+    "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY, formed=True),
+    "three groups, each shard on two, one step, any fault": Shape(3, 2, steps=1, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(
         steps=3, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
     ),
@@ -39,8 +39,8 @@ PLAIN = {
     "three groups, each shard on two, speeds that change, and a loss": Shape(
         3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
     ),
-    "two groups without redundancy, a shard adopted, and any fault": Shape(
-        2, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
+    "two groups without redundancy, one step, a shard adopted, and any fault": Shape(
+        2, 1, steps=1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
     ),
     "two groups without redundancy, the last host of a shard stands still for too long": Shape(
         2, 1, faults=2, kinds=frozenset({"stall", "kill", "unable"}), adoption=True, hasty=True, formed=True
@@ -53,7 +53,12 @@ PLAIN = {
     ),
 }
 FULL = {
+    "two groups, any two faults": Shape(faults=2, kinds=ANY),
     "three groups, two steps, any fault": Shape(3, 3, faults=1, kinds=ANY),
+    "three groups, each shard on two, any fault": Shape(3, 2, faults=1, kinds=ANY),
+    "two groups without redundancy, a shard adopted, and any fault": Shape(
+        2, 1, faults=2, kinds=ANY | {"unable"}, adoption=True, formed=True
+    ),
     **{
         f"{name}, {steps} steps": replace(PLAIN[name], steps=steps)
         for name, steps in (

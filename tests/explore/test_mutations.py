@@ -220,6 +220,7 @@ def test_a_learner_that_is_admitted_without_a_proof(monkeypatch: Patch) -> None:
     finds(BACK, "joins and its state was never compared")
 
 
+@pytest.mark.full
 def test_a_last_resort_that_is_not_taken(monkeypatch: Patch) -> None:
     """The explorer counts how often a job is wiped out; without the last resort it is more often."""
     model = Model(RESORT)

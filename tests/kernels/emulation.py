@@ -205,9 +205,22 @@ class Emulated(native.Library):
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         sums = torch.zeros(len(parts), 2, dtype=torch.int64)
         self._read, self._written = tuple(parts), (sums,)
-        addresses = (c_void_p * len(parts))(*[part.data_ptr() for part in parts])
         sizes = (c_int64 * len(parts))(*[part.nbytes for part in parts])
-        self.call("digests", sums.device, addresses, sizes, len(parts), sums.data_ptr())
+        self.call("digests", sums.device, native._addresses(parts), sizes, len(parts), sums.data_ptr())
+        return sums
+
+    def largest(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        top = torch.zeros(1, dtype=torch.int32)
+        self._read, self._written = tuple(parts), (top,)
+        addresses, counts = native._addresses(parts), native._counts(parts)
+        self.call("largest", top.device, addresses, counts, len(parts), top.data_ptr())
+        return top
+
+    def squares(self, parts: Sequence[torch.Tensor], exponent: int) -> torch.Tensor:
+        sums = torch.zeros(2, dtype=torch.int64)
+        self._read, self._written = tuple(parts), (sums,)
+        addresses, counts = native._addresses(parts), native._counts(parts)
+        self.call("squares", sums.device, addresses, counts, len(parts), exponent, sums.data_ptr())
         return sums
 
 

@@ -320,6 +320,29 @@ def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
             assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}"
 
 
+def total_of(halves: torch.Tensor) -> int:
+    low, high = halves.tolist()
+    return (high << 32) + low
+
+
+def test_largest_and_squares(cpu: native.CpuLibrary) -> None:
+    random = torch.Generator().manual_seed(SEED)
+    small = list(itertools.product(LENGTHS, (-149, -100, 0, 127), (1, 40))) if torch.get_num_threads() == 1 else []
+    for count, top, orders in [*small, (LARGE, 3, 5), (LARGE, -20, 60)]:
+        sizes = torch.exp2(top - torch.rand(count + 1, generator=random, dtype=torch.float64) * orders)
+        values = (sizes * torch.empty(count + 1).uniform_(-1, 1, generator=random)).float()[1:]
+        values[::9] = 2.0**top  # squares of 2^52
+        parts = [values, values[: count // 3], values[:0]]
+        case = f"seed {SEED}: count {count}, up to 2^{top}, {orders} orders"
+        assert same(cpu.largest(parts), reference.largest(parts)), case
+        exponent = kernels.SQUARE_BITS - top
+        assert total_of(cpu.squares(parts, exponent)) == total_of(reference.squares(parts, exponent)), case
+    for special in (torch.inf, -torch.inf, torch.nan, -0.0, 2.0**-149):
+        values = torch.full((5000,), 2.0**-149)
+        values[4321] = special
+        assert same(cpu.largest([values]), reference.largest([values])), special
+
+
 @pytest.mark.parametrize(
     ("own", "earlier"), [(2.0**-140, None), (2.0**-141, 2.0**-141), (-(2.0**-126), 2.0**-126 + 2.0**-140)]
 )
@@ -340,14 +363,16 @@ def test_flush_denormal_is_not_obeyed(cpu: native.CpuLibrary, own: float, earlie
 def test_flush_denormal_is_not_obeyed_by_what_is_made_of_sums(cpu: native.CpuLibrary) -> None:
     segments, exponents = torch.tensor([(0, 3000, 0)]), torch.full((3,), 148, dtype=torch.int16)
     total, out = torch.empty(3000), torch.empty(3000)
-    peaks = torch.zeros(3, dtype=torch.int32)
+    peaks, small = torch.zeros(3, dtype=torch.int32), torch.full((3000,), 2.0**-140)
     supported = torch.set_flush_denormal(True)
     try:
+        squares = kernels.squares([small], 144)
         kernels.Converter(segments, exponents).convert(0, torch.ones(3000, dtype=torch.int64), None, total, None)
         kernels.finalize(total, out, 0.5, peaks)
     finally:
         torch.set_flush_denormal(False)
     assert supported
+    assert total_of(squares) == 3000 * 2**8
     assert total.tolist() == [2.0**-148] * 3000
     assert out.tolist() == [2.0**-147] * 3000
     assert peaks.tolist() == [2, 2, 2]

@@ -25,7 +25,7 @@ def test_compiles_without_spills(target: str, tmp_path: Path) -> None:
         found = kernels_of(target, tmp_path)
     except subprocess.CalledProcessError as error:
         pytest.fail(error.stderr)
-    assert len(found) >= 19
+    assert len(found) >= 21
     assert [row for row in found if row["spill_stores_bytes"] or row["spill_loads_bytes"]] == []
 
 
@@ -53,7 +53,11 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
             sums = torch.zeros(2, dtype=torch.int64, device=where)
             run.checksums(accumulator, torch.tensor([(0, count // 3, 777), (count // 3, count, 5)]), sums)
             digest = run.digest_sums([accumulator.view(torch.uint8)])
-            both.append([one.cpu() for one in (accumulator, report, digest, sums)])
+            finite = [partial.to(where), partial[: count // 2].to(where)]
+            low, high = run.squares(finite, 20).tolist()
+            top = run.largest([values.float().to(where), *finite])
+            squares = torch.tensor([(high + (low >> 32)), low & 0xFFFFFFFF])
+            both.append([one.cpu() for one in (accumulator, report, digest, sums, top, squares)])
         assert all(torch.equal(one, other) for one, other in zip(*both, strict=True)), str(dtype)
     blocks = kernels._num_blocks(777, count)
     exponents = torch.randint(10, 20, (blocks,), dtype=torch.int16, generator=generator)

@@ -84,6 +84,20 @@ MUTANTS = (
     ),
     Mutant("a byte behind the last one", "digest_kernel(const uint8_t*", "byte < num_bytes", "byte <= num_bytes"),
     Mutant("a word behind the last one", "digest_kernel(const uint8_t*", "at + k >= words", "at + k > words"),
+    Mutant(
+        "a sign counts",
+        "largest_kernel(const float*",
+        "float_to_bits(four[k]) & Fp32::magnitude",
+        "float_to_bits(four[k])",
+    ),
+    Mutant(
+        "a square in fp32",
+        "squares_kernel(const float*",
+        "round_square(four[k], scale)",
+        "uint64_t(double(float(four[k] * scale * four[k] * scale)))",
+    ),
+    Mutant("upper halves of a bit more", "squares_kernel(const float*", "sum >> 32", "sum >> 31"),
+    Mutant("parts of the length of the first", "int spare_cuda_squares(", "counts[number]", "counts[0]"),
 )
 
 
@@ -216,6 +230,35 @@ def _digests(draws: _Draws) -> Run:
     return lambda implementation: [implementation.digest_sums(parts)]
 
 
+def _numbers(draws: _Draws, orders: int) -> list[torch.Tensor]:
+    """Parts, some without elements, of numbers of many magnitudes up to 1."""
+    parts = []
+    for count in (draws.one(draws.counts), 0, draws.one(draws.counts)):
+        sizes = torch.exp2(-torch.rand(count, generator=draws.random) * orders)
+        numbers = sizes * torch.empty(count).uniform_(-1, 1, generator=draws.random)
+        parts.append(draws.moved(numbers) if count else numbers)
+    return parts
+
+
+def _largest(draws: _Draws) -> Run:
+    parts = _numbers(draws, 40)
+    parts[0][draws.below(len(parts[0]))] = draws.one((0.5, -3.0e38, torch.inf, torch.nan))
+    return lambda implementation: [implementation.largest(parts)]
+
+
+def _squares(draws: _Draws) -> Run:
+    parts, size = _numbers(draws, 40), draws.one((-126, 0, 100))
+    parts = [part * 2.0**size for part in parts]
+    parts[2][draws.below(len(parts[2]))] = 2.0**size
+
+    def run(implementation: Any) -> list[torch.Tensor]:
+        low, high = implementation.squares(parts, kernels.SQUARE_BITS - size).tolist()
+        total = (high << 32) + low
+        return [torch.tensor([total >> 62, total & (1 << 62) - 1])]
+
+    return run
+
+
 def draws_again(values: torch.Tensor) -> torch.Tensor:
     """A copy that begins as far from a multiple of 16 bytes as the values do."""
     at = values.data_ptr() // values.itemsize % (16 // values.itemsize)
@@ -228,6 +271,8 @@ _DRAWN: dict[str, Callable[..., Run]] = {
     "convert": _convert,
     "finalize": _finalize,
     "digests": _digests,
+    "largest": _largest,
+    "squares": _squares,
 }
 
 
@@ -241,7 +286,7 @@ def names() -> Iterator[str]:
         yield f"checksums {kind}"
         for addend, found in itertools.product(("alone", "added"), ("counted", "uncounted")):
             yield f"convert {kind} {addend} {found}"
-    yield from ("finalize float32", "finalize bfloat16", "digests")
+    yield from ("finalize float32", "finalize bfloat16", "digests", "largest", "squares")
 
 
 def cases(each: int, full: bool = False) -> Iterator[Case]:
@@ -338,6 +383,14 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
             results.append(made)
         assert all(map(same, *results))
         assert found.sum() == 0
+        # these count blocks from the first element
+        whole = lead // kernels.BLOCK + 1
+        library.only = (whole, (count - 1) // kernels.BLOCK)
+        window, parts = source.clamp(-1, 1), [emulation.Far(source.clamp(-1, 1), count)]
+        behind = [window[whole * kernels.BLOCK - lead :]]
+        assert same(library.largest(parts), reference.largest(behind))
+        low, high = (library.squares(parts, 20) - reference.squares(behind, 20)).tolist()
+        assert (high << 32) + low == 0
     finally:
         library.only = None
 

@@ -170,6 +170,29 @@ def test_any_ranges_give_what_the_whole_gives(kind: torch.dtype, cuts: list[int]
     assert not whole[~inside].view(torch.int32).any()
 
 
+@settings(max_examples=100)
+@given(
+    values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40),
+    repeats=st.integers(1, 200),
+    cuts=st.lists(st.integers(0, 8000), max_size=4),
+)
+def test_squares_are_rounded_as_fractions_are_in_any_division(
+    values: list[float], repeats: int, cuts: list[int]
+) -> None:
+    numbers = torch.tensor(values).repeat(repeats)
+    bits = int(kernels.largest([numbers]))
+    largest = max(map(abs, values))
+    assert float(torch.tensor(bits, dtype=torch.int32).view(torch.float32)) == largest
+    exponent = kernels.SQUARE_BITS - math.frexp(largest)[1]
+    expected = repeats * sum(round((Fraction(value) * Fraction(2) ** exponent) ** 2) for value in values)
+    ends = [0, *sorted(min(cut, len(numbers)) for cut in cuts), len(numbers)]
+    parts = [numbers[start:stop].clone() for start, stop in itertools.pairwise(ends)]
+    for given_parts in ([numbers], parts):
+        low, high = kernels.squares(given_parts, exponent).tolist()
+        assert 0 <= low < 2**32
+        assert (high << 32) + low == expected
+
+
 def test_every_flipped_bit_is_found() -> None:
     generator = torch.Generator().manual_seed(5)
     values = torch.randint(-(2**62), 2**62, (2100,), generator=generator)

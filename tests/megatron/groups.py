@@ -30,12 +30,14 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
     return MegatronSettings(
         transformer=transformer,
         optimizer={**toy.OPTIMIZER, **case.get("optimizer", {})},
+        ademamix=case.get("ademamix"),
         scheduler=toy.scheduler(case["steps"], case["global_batch_size"]),
         padded_vocab_size=toy.VOCAB,
         seq_length=toy.SEQ,
         max_position_embeddings=toy.SEQ,
         untie_embeddings_and_output_weights=not case["tied"],
         position_embedding_type=case.get("positions", "learned_absolute"),
+        hybrid_layer_pattern=case.get("hybrid"),
         seed=case["seed"],
         schedule=case.get("schedule", "core"),
     )

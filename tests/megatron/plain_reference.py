@@ -24,6 +24,7 @@ install_cpu_shims()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from megatron.core import optimizer as core_optimizer  # noqa: E402
 from megatron.core import parallel_state as mpu  # noqa: E402
 from megatron.core import tensor_parallel  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
@@ -38,10 +39,10 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler  # n
 from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: E402
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed  # noqa: E402
 from megatron.core.transformer.module import Float16Module  # noqa: E402
-from megatron.core.transformer.moe import moe_utils  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
+from spare_megatron.megatron_adapter.core_differences import routing_tracker  # noqa: E402
 from tests.megatron import toy  # noqa: E402
 
 CPU_SETTINGS = {
@@ -116,13 +117,39 @@ def steps(
         more: dict[str, Any] = {}  # on ranks of the last stage
         MTPLossLoggingHelper.track_mtp_metrics(1 / count, step, None, total_loss_dict=more)
         MTPLossLoggingHelper.tracker.clear()  # the next case of this process may have none
+        more |= routing_losses(case, config, 1 / count, step)
         more = {name: float(value) for name, value in more.items() if name.endswith("loss")}
         history.append({"loss": _loss(reports), "grad_norm": grad_norm, "lr": optimizer.param_groups[0]["lr"], **more})
     return history
 
 
+def routing_losses(case: dict[str, Any], config: Any, scale: float, step: int) -> dict[str, Any]:
+    """What megatron-core reports of its routers, by the call of Megatron's training loop. Collective."""
+    if not config.num_moe_experts:
+        return {}
+    found: dict[str, Any] = {}
+    kinds = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
+    told = {
+        "force_initialize": True,
+        "track_names": [kinds[config.moe_router_load_balancing_type], *(["z_loss"] * bool(config.moe_z_loss_coeff))],
+        "num_layers": case["hybrid"].count("E") if case.get("hybrid") else config.num_layers,
+        "moe_layer_freq": config.moe_layer_freq,
+        "mtp_num_layers": config.mtp_num_layers,
+        "total_loss_dict": found,
+    }
+    try:
+        from megatron.core.transformer.moe.moe_logging import get_moe_metrics_tracker
+    except ImportError:
+        from megatron.core.transformer.moe.moe_utils import track_moe_metrics
+
+        track_moe_metrics(scale, step, **told)
+    else:
+        get_moe_metrics_tracker().report(scale, step, **told)
+    return found
+
+
 def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
-    moe_utils.get_moe_layer_wise_logging_tracker().clear()  # an earlier case of this process may have had fewer layers
+    routing_tracker().clear()  # an earlier case of this process may have had fewer layers
     seed = case["seed"] + 100 * mpu.get_pipeline_model_parallel_rank()
     torch.manual_seed(seed)
     model_parallel_cuda_manual_seed(seed, force_reset_rng=True)
@@ -146,6 +173,9 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
     shared = case.get("distributed", False)
     for stage in range(case["virtual"] or 1):
         vp_stage = stage if case["virtual"] else None
+        if case.get("hybrid"):
+            chunks.append(hybrid_chunk(case, config, vp_stage, shared))
+            continue
         block = get_gpt_decoder_block_spec(config, False, normalization=config.normalization, vp_stage=vp_stage)
         model = GPTModel(
             config,
@@ -160,16 +190,45 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
             vp_stage=vp_stage,
         )
         model = Float16Module(config, model) if half else model
-        for parameter in model.parameters():
-            tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
-        ddp = DistributedDataParallelConfig(
-            grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=shared
-        )
-        chunks.append(DistributedDataParallel(config, ddp, model, disable_bucketing=stage > 0))
-    told = OptimizerConfig(**toy.OPTIMIZER, use_distributed_optimizer=shared, bf16=config.bf16)
+        chunks.append(_wrapped(config, model, stage, shared))
+    optimizer = {**toy.OPTIMIZER, **case.get("optimizer", {})}
+    told = OptimizerConfig(**optimizer, use_distributed_optimizer=shared, bf16=config.bf16)
     told.params_dtype = config.params_dtype
-    optimizer = get_megatron_optimizer(told, chunks, use_gloo_process_groups=False)
-    return chunks, optimizer, config
+    kinds = None
+    if getattr(config, "use_mup", False):  # as Megatron-LM's setup_model_and_optimizer
+        by_width = core_optimizer.get_mup_config_overrides(told, config.mup_width_mult, told.optimizer)
+        kinds = {**core_optimizer.get_standard_config_overrides(told), **by_width}
+    return chunks, get_megatron_optimizer(told, chunks, kinds, use_gloo_process_groups=False), config
+
+
+def hybrid_chunk(case: dict[str, Any], config: Any, vp_stage: int | None, shared: bool) -> DistributedDataParallel:
+    """A chunk of megatron-core's HybridModel (since 0.18), of torch layers."""
+    from megatron.core.models.hybrid.hybrid_model import HybridModel
+
+    from spare_megatron.megatron_adapter.model.hybrid_layers import local_stack
+
+    model = HybridModel(
+        config,
+        local_stack(config),
+        toy.VOCAB,
+        toy.SEQ,
+        case["hybrid"],
+        pre_process=mpu.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=mpu.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        share_embeddings_and_output_weights=case["tied"],
+        position_embedding_type=case.get("positions", "learned_absolute"),
+        vp_stage=vp_stage,
+    )
+    return _wrapped(config, model, vp_stage or 0, shared)
+
+
+def _wrapped(config: Any, model: Any, stage: int, shared: bool) -> DistributedDataParallel:
+    for parameter in model.parameters():
+        tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
+    ddp = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True, overlap_grad_reduce=False, use_distributed_optimizer=shared
+    )
+    return DistributedDataParallel(config, ddp, model, disable_bucketing=stage > 0)
 
 
 def _sampler(case: dict[str, Any], consumed: int) -> Iterator[dict[str, torch.Tensor]]:

@@ -5,6 +5,7 @@ Step 2 of a run of PP2 x 2 groups is saved by one group. Every other layout load
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,9 +240,11 @@ def plain_load(rank: int, store: Any, path: str) -> float | None:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+def results(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     directory: Path = tmp_path_factory.mktemp("checkpoints")
-    return run_ranks("tests.megatron.test_checkpointing:worker", [str(directory)] * 4)
+    worker = "tests.megatron.test_checkpointing:worker"
+    found: list[Any] = once("checkpointing", lambda: run_ranks(worker, [str(directory)] * 4))
+    return found
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in RESUMED for name in RESUMED[kind]])

@@ -5,6 +5,7 @@ All cases run in one start of two processes, as the two ranks of one group or as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -227,9 +228,10 @@ def providers(rank: int, store: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Any]:
+def results(once: Callable[..., Any]) -> list[Any]:
     print(f"seed {SEED}")
-    return run_ranks("tests.megatron.test_engine:worker", [None] * 2)
+    found: list[Any] = once("engine", lambda: run_ranks("tests.megatron.test_engine:worker", [None] * 2))
+    return found
 
 
 @pytest.mark.parametrize("name", RANDOM)

@@ -3,6 +3,8 @@ and the weights of every step and the losses that are logged are those of the ru
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,35 +35,47 @@ DEEPSEEK = (
     *("alltoall", "--moe-router-score-function", "sigmoid", "--moe-router-enable-expert-bias", "--rope-type", "rope"),
     *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "1e-4"),
 )
+LAYOUT = ("--pipeline-model-parallel-layout", "Ett|mL")
 MODELS: dict[str, tuple[str, ...]] = {
     "MTP": (),
-    "MTP, PP2, layout": (*PP2, "--pipeline-model-parallel-layout", "Ett|mL"),
-    "DeepSeek, PP2": (*PP2, *DEEPSEEK),
+    "MTP, PP2, layout": (*PP2, *LAYOUT),
+    "DeepSeek, PP2, layout": (*PP2, *DEEPSEEK, *LAYOUT),
 }
-SHOWN = ("loss", "mtp_1 loss", "grad_norm", "validation")
+LONG = [pytest.param(model, marks=pytest.mark.full) for model in list(MODELS)[:-1]]
+SHOWN = ("loss", "mtp_1 loss", "seq_load_balancing_loss", "grad_norm", "validation")
 
 
-def train(run_dir: Path, model: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
-    words = (*FLAGS, *MODELS[model], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
-    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+def killed_and_calm(folder: Path, start: Callable[..., Job]) -> tuple[Job, Job]:
+    """A job of three groups of which two are killed and come back, and the same of one group without failures: the
+    weights of every step, and what both save at last with the optimizer's state, are equal.
 
-
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("model", MODELS)
-def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> None:
+    ``start(run_dir, groups, *flags, inject=)`` starts a job.
+    """
     flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
     inject = (
         "sigkill:group=1,step=2,at=backward,n=1",
         "sigkill:group=2,step=3,at=reduce",
         "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
     )
-    job = train(tmp_path / "run", model, 3, *flags, inject=inject)
+    job = start(folder / "run", 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
-    calm = train(tmp_path / "calm", model, 1, "--exit-interval", str(max(found)))
-    calm.finish(timeout_s=400.0)
-    check_same(found, voted(calm))
-    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    without = start(folder / "calm", 1, "--exit-interval", str(max(found)))
+    without.finish(timeout_s=400.0)
+    check_same(found, voted(without))
+    one, other = (digest(last_good(each.run_dir / "save")[0], optimizer=True) for each in (job, without))
     assert one == other, "weights or optimizer differ"
+    return job, without
+
+
+def train(run_dir: Path, groups: int, *flags: str, model: str, inject: tuple[str, ...] = ()) -> Job:
+    words = (*FLAGS, *MODELS[model], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
+    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", [*LONG, "DeepSeek, PP2, layout"])
+def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> None:
+    job, calm = killed_and_calm(tmp_path, partial(train, model=model))
     for line, expected in zip(job.metrics, calm.metrics, strict=False):
         assert [line.get(name) for name in SHOWN] == [expected.get(name) for name in SHOWN], f"step {line['step']}"
     assert job.metrics[-1]["mtp_1 loss"] < job.metrics[0]["mtp_1 loss"]
@@ -70,10 +84,33 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> No
     assert " mtp_1 loss: " in (job.run_dir / "launch.out").read_text()
 
 
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("model", ["MTP, PP2, layout", "DeepSeek, PP2, layout"])
+def test_a_job_that_goes_on_from_a_checkpoint_ends_as_one_that_went_on(tmp_path: Path, model: str) -> None:
+    start, steps = partial(train, model=model), ("--train-iters", "8")
+    whole = start(tmp_path / "whole", 2, *steps)
+    first = start(tmp_path / "first", 2, *steps, "--exit-interval", "4")
+    for job in (whole, first):
+        job.finish(timeout_s=400.0)
+    second = start(tmp_path / "second", 2, *steps, "--load", str(tmp_path / "first" / "save"))
+    second.finish(timeout_s=400.0)
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (whole, second))
+    assert one == other, "weights or optimizer differ"
+    assert [line["step"] for line in second.metrics] == [5, 6, 7, 8]
+    for line, expected in zip(second.metrics, whole.metrics[4:], strict=True):
+        assert [line.get(name) for name in SHOWN] == [expected.get(name) for name in SHOWN], f"step {line['step']}"
+
+
 ORDERS = ([list(range(8))], [[7, 2], [5, 0, 1, 6, 3, 4]])
 KINDS: dict[str, dict[str, Any]] = {
     "MTP of two layers": one_group(positions="rope", reduce="exact", transformer={"mtp_num_layers": 2}),
     "DeepSeek": one_group(positions="rope", reduce="exact", tied=False, transformer=toy.DEEPSEEK),
+    "DeepSeek, bf16, more tokens than bf16 counts": {
+        **one_group(positions="rope", reduce="exact", tied=False, transformer={**toy.DEEPSEEK, "bf16": True}),
+        "micro_batch_size": 8,
+        "global_batch_size": 64,
+    },
 }
 
 

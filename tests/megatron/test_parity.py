@@ -6,10 +6,13 @@ world, then the same case as a rank of its group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from spare_megatron.flags.hybrid_pattern import CORE
+from spare_megatron.megatron_adapter.versions import release
 from tests.megatron import toy
 from tests.spawn import run_ranks
 
@@ -87,13 +90,34 @@ FOUR_RANKS = {
     "DeepSeek's kind of model, PP2": case(pipeline=2, tied=False, positions="rope", transformer=toy.DEEPSEEK),
     "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 7]),
 }
+if release() >= CORE:  # else hybrid models are not taken
+    EXPERTS = {**MOE, "is_hybrid_model": True}
+    FOUR_RANKS |= {
+        "hybrid, PP2, uneven stages, uneven loads": case(
+            pipeline=2, hybrid="*-*|E", tied=False, transformer={**EXPERTS, "num_layers": 4}, loads=[3, 5], cut=2
+        ),
+        "hybrid, PP2, virtual stages, pads": case(
+            pipeline=2, virtual=2, hybrid="*-|*E|*-|*E", transformer={**EXPERTS, "num_layers": 8}, loads=[1, 7]
+        ),
+        "hybrid, MTP of two layers, PP2": case(
+            pipeline=2,
+            hybrid="*-|*E/*-/*-",
+            positions="rope",
+            transformer={**EXPERTS, "num_layers": 4, "mtp_num_layers": 2},
+        ),
+    }
 EIGHT_RANKS = {
     "TP2 x PP2": case(tensor=2, pipeline=2),
 }
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
+STEPS = 3
 FULL_STEPS = 50
+
+
+def of_steps(cases: dict[str, dict[str, Any]], steps: int) -> dict[str, dict[str, Any]]:
+    return {name: {**one, "steps": steps} for name, one in cases.items()}
 
 
 def both(rank: int, store: Any, cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -125,13 +149,15 @@ def compare(name: str, results: list[Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def four_ranks() -> list[Any]:
-    return run_ranks("tests.megatron.test_parity:both", [FOUR_RANKS] * 4)
+def four_ranks(once: Callable[..., Any]) -> list[Any]:
+    cases = of_steps(FOUR_RANKS, STEPS)
+    found: list[Any] = once("parity", lambda: run_ranks("tests.megatron.test_parity:both", [cases] * 4))
+    return found
 
 
 @pytest.fixture(scope="module")
 def eight_ranks() -> list[Any]:
-    return run_ranks("tests.megatron.test_parity:both", [EIGHT_RANKS] * 8)
+    return run_ranks("tests.megatron.test_parity:both", [of_steps(EIGHT_RANKS, STEPS)] * 8)
 
 
 @pytest.mark.parametrize("name", FOUR_RANKS)
@@ -148,7 +174,7 @@ def test_loss_equals_plain_megatron_core_on_eight_ranks(eight_ranks: list[Any], 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("ranks", "cases"), [(4, FOUR_RANKS), (8, EIGHT_RANKS)])
 def test_fifty_steps(ranks: int, cases: dict[str, dict[str, Any]]) -> None:
-    longer = {name: {**one, "steps": FULL_STEPS} for name, one in cases.items()}
+    longer = of_steps(cases, FULL_STEPS)
     results = run_ranks("tests.megatron.test_parity:both", [longer] * ranks, timeout_s=1100.0)
     for name in longer:
         compare(name, results)

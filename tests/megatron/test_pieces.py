@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ CASES = {
     "PP2, loss per token": one_group(
         pipeline=2, transformer={**DROPOUT, "calculate_per_token_loss": True}, piece_microbatches=2
     ),
-    "MoE, EP2": one_group(inner_data=2, expert=2, transformer={**BALANCED, **DROPOUT}, piece_microbatches=2),
+    # untied: on one stage exact sums add the two gradients of a tied weight at the end, megatron-core in each pass
+    "MoE, EP2": one_group(
+        inner_data=2, expert=2, tied=False, transformer={**BALANCED, **DROPOUT}, piece_microbatches=2
+    ),
     "PP2, 32 bits": {**one_group(pipeline=2, piece_microbatches=2), "reduce": "exact32"},
 }
 
@@ -105,9 +109,10 @@ def different(engine: Any, plain: list[list[Any]], pieces: list[int]) -> int:
 
 
 @pytest.fixture(scope="module")
-def results() -> list[Any]:
+def results(once: Callable[..., Any]) -> list[Any]:
     print(f"seed {SEED}")
-    return run_ranks("tests.megatron.test_pieces:worker", [None, None])
+    found: list[Any] = once("pieces", lambda: run_ranks("tests.megatron.test_pieces:worker", [None, None]))
+    return found
 
 
 @pytest.mark.timeout(300)
@@ -150,7 +155,7 @@ def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> Non
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "flags",
-    [INTERLEAVED, EXPERTS, pytest.param((*INTERLEAVED, *TENSOR), marks=pytest.mark.full)],
+    [INTERLEAVED, *(pytest.param(flags, marks=pytest.mark.full) for flags in (EXPERTS, (*INTERLEAVED, *TENSOR)))],
     ids=["PP2 x V2, 4 microbatches, audits", "MoE EP2 D2 bf16, 2 microbatches, growing batch", "TP2 x PP2 x V2"],
 )
 def test_a_masked_failure_leaves_no_trace(tmp_path: Path, flags: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ All cases run in one start of four processes, each first with megatron-core's sc
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,29 +18,26 @@ from tests.tickets import Late, run_of
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 12
-"""The cuts of a step repeat after twelve."""
-FEWER = 8
-"""Where four processes share two cores."""
+STEPS = 4
+CUTS = 12
+"""The cuts of a step repeat after so many; each case begins with others, and trains with all of them in ``--full``."""
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 BF16 = {"bf16": True}
 
 
 def one_group(**changes: Any) -> dict[str, Any]:
-    return case(**{"groups": 1, "steps": STEPS, "transformer": DROPOUT, **changes})
+    return case(**{"groups": 1, "transformer": DROPOUT, **changes})
 
 
 CASES = {
     # those of four ranks come first, so that no rank waits for others that are at a case of two
     "PP4": one_group(pipeline=4),
-    "TP2 x PP2, sequence parallel": one_group(
-        tensor=2, pipeline=2, steps=FEWER, transformer={**DROPOUT, "sequence_parallel": True}
-    ),
+    "TP2 x PP2, sequence parallel": one_group(tensor=2, pipeline=2, transformer={**DROPOUT, "sequence_parallel": True}),
     "TP2 x PP2, virtual stages, bf16, exact": one_group(
-        tensor=2, pipeline=2, virtual=2, reduce="exact", steps=FEWER, transformer={**DROPOUT, **BF16}, optimizer=BF16
+        tensor=2, pipeline=2, virtual=2, reduce="exact", transformer={**DROPOUT, **BF16}, optimizer=BF16
     ),
-    "D2 x PP2, exact": one_group(pipeline=2, inner_data=2, reduce="exact", steps=FEWER),
-    "MoE, EP2 x PP2": one_group(pipeline=2, inner_data=2, expert=2, steps=FEWER, transformer=MOE),
+    "D2 x PP2, exact": one_group(pipeline=2, inner_data=2, reduce="exact"),
+    "MoE, EP2 x PP2": one_group(pipeline=2, inner_data=2, expert=2, transformer=MOE),
     "PP2": one_group(pipeline=2),
     "PP2, exact, pieces of two microbatches": one_group(pipeline=2, reduce="exact", piece_microbatches=2),
     "PP2, older loss convention": one_group(pipeline=2, convention="mean"),
@@ -75,9 +73,10 @@ def trained(position: int, store: Any, one: dict[str, Any]) -> dict[str, Any]:
         pieces, steps = list(range(shape.pieces)), []
         for step in range(1, one["steps"] + 1):
             engine.begin_step(step)
-            first, second = step % 3, step % 3 + 1 + step % 4
+            cut = step + one["first_cut"]
+            first, second = cut % 3, cut % 3 + 1 + cut % 4
             segments = pieces[:first], pieces[first:second], pieces[second:]
-            joined = one["schedule"] == "tickets" and step % 2
+            joined = one["schedule"] == "tickets" and cut % 2
             for run in [Late(segments)] if joined else map(run_of, segments):
                 engine.run(step, run)
             tensors = results_of(engine.conversion(), engine.local_sum())
@@ -101,13 +100,32 @@ def digest(engine: Any) -> str:
     return found.hexdigest()
 
 
+def trained_by_four(steps: int, timeout_s: float) -> list[Any]:
+    """What four processes find in all cases of so many steps."""
+    cases = {name: {**one, "steps": steps, "first_cut": n * STEPS} for n, (name, one) in enumerate(CASES.items())}
+    return run_ranks("tests.megatron.test_program_runner:worker", [cases] * 4, timeout_s=timeout_s)
+
+
 @pytest.fixture(scope="module")
-def results() -> list[Any]:
-    return run_ranks("tests.megatron.test_program_runner:worker", [CASES] * 4, timeout_s=580.0)
+def results(once: Callable[..., Any]) -> list[Any]:
+    found: list[Any] = once("program runner", lambda: trained_by_four(STEPS, 580.0))
+    return found
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_bits_as_megatron_core(results: list[Any], name: str) -> None:
+    compare(name, results)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_the_same_bits_in_every_cut() -> None:
+    results = trained_by_four(CUTS, 1100.0)
+    for name in CASES:
+        compare(name, results)
+
+
+def compare(name: str, results: list[Any]) -> None:
     print(f"seed {SEED}")
     ranks = [result[name] for result in results if name in result]
     assert ranks

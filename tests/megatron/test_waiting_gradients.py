@@ -46,6 +46,7 @@ def replica_of(dtype: torch.dtype) -> Any:
         chunks=chunks,
         config=SimpleNamespace(calculate_per_token_loss=False),
         settings=SimpleNamespace(seq_length=16),
+        head=None,
         optimizer=SimpleNamespace(get_loss_scale=lambda: torch.tensor(1.0)),
     )
 
@@ -58,7 +59,7 @@ class Walk:
         self.values = torch.Generator().manual_seed(seed)
         self.replica = replica_of(dtype)
         shape = JobShape(1, 1, 16 * microbatches, piece_microbatches=microbatches)
-        world: Any = SimpleNamespace(shape=shape)
+        world: Any = SimpleNamespace(shape=shape, tensor_rank=0)
         self.exact = ExactGradients(self.replica, world, method, None)
         self.slots = {slot.name: number for number, slot in enumerate(self.exact._slots)}
         self.sums: dict[str, torch.Tensor] = {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 
 @pytest.fixture(scope="session")
-def calm_of_three() -> dict[int, set[str]]:
+def calm_of_three(once: Callable[..., Any]) -> dict[int, set[str]]:
     """Step -> the digest of the weights after it that a group votes, of a run of three groups without failures
     (:mod:`tests.process.three_groups`)."""
     from spare_megatron.control.group_aggregation import joined_digests
     from tests.process.returning import calm_pipeline
     from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
-    return {step: {joined_digests(ranks)} for step, ranks in enumerate(calm_pipeline(STEPS, GROUPS, PIECES, SIZE))}
+    steps = once("calm of three", lambda: [list(ranks) for ranks in calm_pipeline(STEPS, GROUPS, PIECES, SIZE)])
+    return {step: {joined_digests(ranks)} for step, ranks in enumerate(steps)}

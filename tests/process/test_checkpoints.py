@@ -114,6 +114,7 @@ def test_the_last_save_on_a_disk_that_hangs_is_found_and_the_next_group_saves(tm
     assert weights(tmp_path) == weights(calm.run_dir)
 
 
+@pytest.mark.alone
 def test_a_disk_that_takes_nothing_is_no_sign_of_life(tmp_path: Path) -> None:
     """A slow disk is one while it takes something, as long as that may last."""
     saver, alive, hangs = lone_saver(tmp_path / "save"), [], threading.Event()

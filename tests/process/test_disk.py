@@ -313,17 +313,26 @@ def test_standard_output_on_a_full_disk(job: Callable[..., ControlJob]) -> None:
 # ------------------------------------------------------------------------------------------------------ spare-launch
 
 
-def launched(run_dir: Path, faults: str, flags: str) -> str:
-    """What spare-launch writes over a job of two groups that ends in order."""
+def launched(run_dir: Path, faults: str, flags: str, ends: Path | None = None) -> str:
+    """What spare-launch writes over a job of two groups that ends in order. The file ``ends`` is removed when the
+    coordinator has left."""
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2"]
     command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *flags.split()]
     environment = {**os.environ, VARIABLE: faults}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == ExitCode.FINISHED, done.stdout + done.stderr
-    assert done.stdout.count("spare-launch: processes.json cannot be written: ESTALE") == 1, done.stdout
-    assert done.stdout.count("spare-launch: processes.json is written again") == 1, done.stdout
+    out, written = subprocess.PIPE, ""
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            written += line
+            if ends is not None and "the coordinator leaves" in line:
+                ends.unlink()
+    assert process.returncode == ExitCode.FINISHED, written
+    assert written.count("spare-launch: processes.json cannot be written: ESTALE") == 1, written
+    assert written.count("spare-launch: processes.json is written again") == 1, written
     assert read_json(run_dir / "processes.json") == {"coordinator": {"pid": None}, "ranks": [], "waiting": []}
-    return done.stdout
+    return written
 
 
 def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
@@ -333,5 +342,7 @@ def test_spare_launch_goes_on_while_its_files_fail(tmp_path: Path) -> None:
 
 
 def test_spare_launch_writes_at_its_end_what_could_not_be_written_before(tmp_path: Path) -> None:
-    written = launched(tmp_path, f"launch:processes.json.write=ESTALE,for_s={LONG_OUTAGE_S}", "--steps 3")
+    there = tmp_path / "failing"
+    there.touch()
+    written = launched(tmp_path, f"launch:processes.json.write=ESTALE,while={there}", "--steps 3", there)
     assert written.index("the coordinator leaves") < written.index("processes.json is written again")

@@ -225,7 +225,7 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
 
 def test_the_parent_that_listens_forks_only_for_processes_like_itself(tmp_path: Path) -> None:
     path, search_path = Path(preloaded.socket_path()), [str(ROOT), *sys.path[1:]]
-    with pytest.raises(ForkRefusedError, match="with other values of OMP_NUM_THREADS"):
+    with pytest.raises(ForkRefusedError, match=r"with other values of (\w+, )*OMP_NUM_THREADS"):
         connect(path, OF_A_JOB, search_path, {**preloaded.environment(), "OMP_NUM_THREADS": "3"})
     with pytest.raises(ForkRefusedError, match="is not the package that the script would import"):
         connect(path, OF_A_JOB, [str(tmp_path)], preloaded.environment())

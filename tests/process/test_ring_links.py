@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import (
     CHALLENGE_BYTES,
     CONTROL,
@@ -33,6 +34,8 @@ from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
+from spare_megatron.collectives.ring_links import RingLinks
+from spare_megatron.controller.messages import Link
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
@@ -77,7 +80,7 @@ def _fault(kind: str, guilty: int, groups: int, rng: random.Random) -> Fault:
 
 
 def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> float | None:
-    """One job; time from the fault to the loss of the guilty group."""
+    """One job, in which the guilty group is lost after two failed attempts at most; time from the fault to its loss."""
     seed = RUNS.index((groups, guilty, kind, moment))
     print(f"{groups} groups, {guilty} {kind}, {moment}, overlapped {overlapped}, seed {seed}")
     rng = random.Random(seed)
@@ -88,6 +91,7 @@ def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> 
         def data_of_the_guilty(way: Way) -> bool:
             return way.sender == guilty and way.kind == "D"
 
+        epoch = job.state.epoch
         after_bytes = rng.randrange(1, 1 << 20) if moment == "mid-bucket" else 0
         job.relay.strike(_fault(kind, guilty, groups, rng), data_of_the_guilty, after_bytes)
         assert job.wait_for(job.finished, PATIENCE_S), "\n".join(job.trace)
@@ -95,9 +99,8 @@ def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> 
         assert set(job.fenced) == ({guilty} if kind in MUTE else set()), "\n".join(job.trace)
         if kind not in MUTE:
             return None
-        took_s = job.fenced[guilty][0] - job.relay.struck_s
-        assert took_s < 2 * TIMEOUT_S, "\n".join(job.trace)
-        return took_s
+        assert job.state.epoch - epoch <= 2, "\n".join(job.trace)
+        return job.fenced[guilty][0] - job.relay.struck_s
     finally:
         job.close()
 
@@ -108,10 +111,12 @@ def test_the_guilty_group_is_lost_and_nobody_else(groups: int, guilty: int, kind
 
 
 @pytest.mark.full
+@pytest.mark.alone  # in the times that a loaded machine takes from a process it cannot find anybody mute
 @pytest.mark.timeout(1800)
 def test_every_position_is_guilty_in_every_way() -> None:
     took_s = [_run(*case, overlapped=number % 3 == 0) for number, case in enumerate(RUNS)]
     mute = sorted(one for one in took_s if one is not None)
+    assert mute[-1] < 2 * TIMEOUT_S, mute
     print(f"{len(took_s)} runs; fault -> loss: median {mute[len(mute) // 2]:.2f} s, most {mute[-1]:.2f} s")
 
 
@@ -387,3 +392,30 @@ def test_a_call_of_which_one_connection_was_closed_is_no_use_when_the_other_come
         with contextlib.closing(half.complete().sock) as control:
             control.settimeout(PATIENCE_S)
             assert not _all_heard(control), "hung up on without a beat"
+
+
+@pytest.mark.parametrize("when", ["refused", "reset"])
+def test_a_call_that_fails_is_noticed_at_once_and_costs_no_computing(when: str) -> None:
+    """By the loopback device the first words find a refusal before the thread looks for it, and take the error with
+    them. A call that is reset before its words went out is another way to the same end."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as gone:
+        address = f"127.0.0.1:{gone.getsockname()[1]}"
+        links = RingLinks(Identity(Member(0)), "127.0.0.1", timeout_s=PATIENCE_S)
+        seat = Seat(1, (Member(0), Member(1)), 0, address)
+        epoch = RingEpoch(seat, PATIENCE_S)
+        try:
+            if when == "refused":
+                gone.close()
+                links.enter(epoch)
+            else:
+                links.enter(epoch)
+                gone.accept()[0].close()  # with words unread in it, which the kernel answers with a reset
+            used_s, until_s = time.process_time(), time.monotonic() + PATIENCE_S / 4
+            while not links.evidence(epoch) and time.monotonic() < until_s:
+                time.sleep(0.01)
+            assert links.evidence(epoch) == {Link(1, 0, mute=False)}
+            time.sleep(0.5)
+            assert time.process_time() - used_s < 0.25, "it is looked at again and again"
+        finally:
+            links.leave(epoch)
+            links.close()

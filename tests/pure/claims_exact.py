@@ -48,8 +48,21 @@ def exact_errors() -> Iterator[Claim]:
             yield Claim(page, "| exact | one rounding to fp32; {} relative |", (middle[0],))
 
 
+def layout_cost(page: str) -> Iterator[Claim]:
+    cost = Results("layout_cost.json")
+    norm, states = (cost(f"{name}_extra_share").times(100) for name in ("norm", "states"))
+    yield Claim(
+        page,
+        "{} ns an element against core's {}, and {}% more of a step of {} ms.",
+        (cost("norm_ns"), cost("core_norm_ns"), norm, cost("step_ms")),
+    )
+    yield Claim(page, "setting them takes {} us a layer, {}% of that step.", (cost("states_us"), states))
+    yield Claim(page, "as the last of several stages has it; there {} times the step.", (cost("tied_apart_ratio"),))
+
+
 def exact_cost() -> Iterator[Claim]:
     page = "docs/exact_reduction.md"
+    yield from layout_cost(page)
     step, modes = Results("step_overhead_avx2.json"), Results("step_modes.json")
     longer = Results("step_modes_1024.json")
     rows = ((step, "exact", 256), (step, "exact, C=4", 256), (longer, "exact", 1024), (modes, "exact32", 256))

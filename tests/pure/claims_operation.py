@@ -43,9 +43,9 @@ def operation() -> Iterator[Claim]:
     trained = Results("functional_configs.json")
     yield Claim(
         "docs/from_megatron.md",
-        "Of the {} that pass, {} drawn by a seed were made small enough for a machine without GPU and trained for {} "
-        "steps: the losses of {} are those of plain megatron-core, of {} bit for bit, and differ by {} of their value "
-        "at most",
+        "Of the {} that passed then, {} drawn by a seed were made small enough for a machine without GPU and trained "
+        "for {} steps: the losses of {} are those of plain megatron-core, of {} bit for bit, and differ by {} of their "
+        "value at most",
         tuple(trained.config(key) for key in FUNCTIONAL),
     )
     masked = Results("masked_failure.json")

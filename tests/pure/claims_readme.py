@@ -113,7 +113,7 @@ def demo() -> Iterator[Claim]:
         return
     demo = Results("demo.json")
     parts = ("detect", "agree", "rebuild", "patch", "reduce")
-    row = functools.partial(demo, steps=100)
+    row = functools.partial(demo, steps=40)
     yield Claim("README.md", "| steps committed | {} of {} |", (row("steps_committed"), row("steps")))
     yield Claim("README.md", "| failures masked | {} |", (row("failures_masked"),))
     yield Claim("README.md", "| steps lost | {} |", (row("steps_lost"),))

@@ -260,7 +260,7 @@ def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
         ({"rotary_base": 1.5}, "have rotary_base 1.5, which --rotary-base does not take"),
         ({"hidden_dropout": float("nan")}, "have hidden_dropout nan, which --hidden-dropout does not take"),
         ({"normalization": Path("x")}, "have normalization .not a plain value., which --normalization does not take"),
-        ({"is_hybrid_model": True}, "is of a model with is_hybrid_model True: state-space and hybrid models"),
+        ({"is_hybrid_model": True}, "is of a model with is_hybrid_model True, and its args do not write out"),
         ({"position_embedding_type": "mrope"}, r"mrope is not supported: .*\(--use-checkpoint-args took --position"),
     ],
 )
@@ -308,7 +308,12 @@ def test_what_is_saved_can_be_taken_again() -> None:
 def test_each_name_is_a_flag_of_megatron_that_is_honoured() -> None:
     honoured = {spec.dest for spec in all_specs()}
     sides = [*checkpoint_args.MODEL, *checkpoint_args.SIZES, *checkpoint_args.COMMAND_LINE, *checkpoint_args.TOKENIZER]
-    sides += [checkpoint_args.TOKENIZER_PATTERN, *checkpoint_args.PARALLEL, checkpoint_args.CHUNKS]
+    sides += [
+        checkpoint_args.PATTERN,
+        checkpoint_args.TOKENIZER_PATTERN,
+        *checkpoint_args.PARALLEL,
+        checkpoint_args.CHUNKS,
+    ]
     assert len(sides) == len(set(sides)), "one side counts"
     assert set(sides) <= honoured
     assert set(checkpoint_args.UNSUPPORTED) <= megatron_table().keys() - honoured

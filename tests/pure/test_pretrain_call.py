@@ -36,7 +36,7 @@ def embeddings(_ranks: Any) -> list[int]:
     return [0]
 
 
-CONTAINER = pretrain_cfg_container_from_args(Namespace(), gpt_config_from_args(Namespace()))
+CONTAINER = pretrain_cfg_container_from_args(Namespace(), gpt_config_from_args(Namespace(hybrid_layer_pattern=None)))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import parser
 
 IN_THE_WAY = {
-    "ademamix": ("apertus70b", "apertus8b", "swissai_apertus1.5_70b_stage1"),
     "--lr-decay-iters: expected one argument": ("paimoon",),
     "--enable-gpt-oss": ("gptoss",),
-    "--hybrid-override-pattern": ("paiqwen3next",),
     "DeepSeekV3Tokenizer": ("rocm_deepseekv3",),
     "Llama3Tokenizer": ("swallow31",),
     "it has no checkpoint": ("swallowmix",),

@@ -20,6 +20,7 @@ PLAIN = {
     "quick_geglu": False,
     "num_experts": None,
     "mtp_num_layers": None,
+    "hybrid_layer_pattern": None,
     "moe_shared_expert_intermediate_size": None,
     "untie_embeddings_and_output_weights": True,
     "position_embedding_type": "rope",

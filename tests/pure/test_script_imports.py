@@ -86,3 +86,14 @@ def test_modules_beside_the_script_are_read_too(tmp_path: Path) -> None:
         script_command(str(script), False, ())
     assert f"is imported by {builders} in 1 line (2): " in str(error.value)
     assert str(error.value).endswith(f"sed -i '{SED}' {builders}")
+
+
+def test_a_script_that_another_one_runs_is_read_too(tmp_path: Path) -> None:
+    """Megatron's pretrain_mamba.py is its older name of pretrain_hybrid.py, and runs that."""
+    (tmp_path / "newer.py").write_text("import megatron.training\n")
+    older = tmp_path / "older.py"
+    older.write_text(
+        "import os, runpy\nhere = os.path.dirname(__file__)\nrunpy.run_path(os.path.join(here, 'newer.py'))\n"
+    )
+    with pytest.raises(ConfigError, match=r"newer\.py in 1 line "):
+        script_command(str(older), False, ())

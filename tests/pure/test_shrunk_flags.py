@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks._shrinking_rules import RULES, STEPS
 from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
-from benchmarks.functional_configs import described, judge
+from benchmarks.functional_configs import FOLDERS, described, judge
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.claim import RESULTS
 from tests.pure.functional_sets import answers_of, functional_sets
@@ -18,14 +19,25 @@ from tests.pure.functional_sets import answers_of, functional_sets
 
 @functools.cache
 def small() -> dict[str, Shrunk]:
-    """Every configuration that passes the check, made small."""
+    """Every GPT and MoE configuration that passes the check, made small."""
     sets = functional_sets()["training"]
-    return {name: shrink(sets[name]) for name, said in answers_of("training").items() if not said}
+    passed = [name for name, said in answers_of("training").items() if not said and name.startswith(FOLDERS)]
+    return {name: shrink(sets[name]) for name in passed}
 
 
-def test_every_small_configuration_is_a_job_of_this_machine() -> None:
-    for name, shrunk in small().items():
-        job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+OF_NEWER_CORES = ("--use-mup needs megatron-core", "--optimizer muon needs ")
+"""How the answer begins where megatron-core is older than a configuration needs, or Muon's package is missing."""
+
+
+@pytest.mark.parametrize("nth", [5, pytest.param(1, marks=pytest.mark.full)], ids=["every fifth", "each"])
+def test_every_small_configuration_is_a_job_of_this_machine_or_says_what_it_needs(nth: int) -> None:
+    for name, shrunk in list(small().items())[::nth]:
+        try:
+            job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+        except ConfigError as error:
+            if not str(error).startswith(OF_NEWER_CORES):
+                raise
+            continue
         assert (job.train_iters, job.shape.group_size) == (STEPS, shrunk.group_size), name
 
 

@@ -32,7 +32,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import main_copies
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import main_copies, moments
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
 from spare_megatron.megatron_adapter.model.replica import Replica
 
@@ -40,7 +40,7 @@ RESHARDABLE = "fully_reshardable"
 BUCKETS = "dp_reshardable"
 FORM = "distrib_optim_sharding_type"
 """megatron-core's name for the form, in a checkpoint's ``content_metadata``."""
-_MAIN, _PARAM, _MOMENT = "optimizer.state.fp32_param.", "optimizer.state.param.", "optimizer.state.exp_avg."
+_MAIN, _PARAM, _SQUARES = "optimizer.state.fp32_param.", "optimizer.state.param.", "optimizer.state.exp_avg_sq."
 _OF_RANK = "optimizer.distributed.dp_group_idx_"
 _ALIGNMENT = 64
 """With the distributed optimizer a parameter starts in its buffer at a multiple of this many elements (megatron-core's
@@ -81,8 +81,8 @@ def with_other_names(metadata: Metadata) -> Metadata:
     tensors = metadata.state_dict_metadata
     names: dict[str, str] = {}
     for key in tensors:
-        if key.startswith(_MOMENT):
-            name = key.removeprefix(_MOMENT)
+        if key.startswith(_SQUARES):
+            name = key.removeprefix(_SQUARES)
             names[_MAIN + name if _MAIN + name in tensors else name] = _PARAM + name
     doubled = copy.copy(metadata)
     doubled.state_dict_metadata = {**tensors, **{new: tensors[old] for old, new in names.items() if old in tensors}}
@@ -131,7 +131,7 @@ def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
             for bucket, numel in enumerate(numels):
                 key = f"{root}.gbuf_idx_{index}.dtype_{dtype}.bucket_idx_{bucket}"
                 inside = [(mains[one], start) for one, (number_of, start) in where.items() if number_of == bucket]
-                _fill(directory, key, numel, plain.optimizer, inside)
+                _fill(directory, key, numel, plain, inside)
     return told
 
 
@@ -187,14 +187,12 @@ def _places(
     return places
 
 
-def _fill(
-    directory: Path, key: str, numel: int, optimizer: torch.optim.Optimizer, inside: list[tuple[torch.Tensor, int]]
-) -> None:
-    for name in ("param", "exp_avg", "exp_avg_sq"):
+def _fill(directory: Path, key: str, numel: int, plain: Any, inside: list[tuple[torch.Tensor, int]]) -> None:
+    for name in ("param", *moments(plain)):
         values = torch.empty(numel, dtype=torch.float32)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
             read({f"{key}.{name}": values}, storage_reader=SafeReader(str(directory)), no_dist=True)
         for main, start in inside:
-            target = main.data if name == "param" else optimizer.state[main][name]
+            target = main.data if name == "param" else plain.optimizer.state[main][name]
             target.copy_(values[start : start + main.numel()].view(main.shape))

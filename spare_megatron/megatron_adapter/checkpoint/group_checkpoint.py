@@ -11,8 +11,9 @@ Promises: ``save`` returns on every rank only when all files are written; other 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint import optimizer_gather
+from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     BUCKETS,
@@ -46,6 +47,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import check_extra_states
 from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
+from spare_megatron.megatron_adapter.model.hybrid_layers import pattern_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.world import barrier
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
@@ -71,6 +73,8 @@ class Loaded:
     args: Mapping[str, Any]
     rank_state: Any = None
     """What this rank position gave to ``take``; None where the checkpoint has no such data or another group size."""
+    read_rank_states: Callable[[], list[Any]] = list
+    """Reads what each position gave to ``take``, on every rank. Collective."""
 
 
 class Checkpointer:
@@ -169,10 +173,12 @@ def load(
     here = state.pop("optimizer", None)
     if form == RESHARDABLE:
         rename_requests(here)
+    states = [state[name] for name, _ in _modules(replica)] + ([here] if optimizer else [])
+    translated = gpt_in_hybrid.retarget(directory, stored, pattern_of(_modules(replica)[0][1]), states, form)
     failed: ConfigError | None = None
     try:
         mine = _rank_object(None)
-        if optimizer and mine.unique_key in stored:
+        if optimizer and mine.unique_key in stored and not translated:
             state[_RANK_STATE] = mine
         if optimizer and form != BUCKETS:
             state[_HERE] = here
@@ -214,6 +220,7 @@ def load(
         consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
         args=args,
         rank_state=state.get(_RANK_STATE),
+        read_rank_states=partial(_rank_states, directory, stored) if optimizer else list,
     )
 
 
@@ -246,6 +253,17 @@ def _agree(failed: ConfigError | None, directory: Path) -> None:
         raise failed
     if flag.item():
         raise ConfigError(f"{directory} cannot be loaded by another rank of this group; see its log")
+
+
+def _rank_states(directory: Path, stored: Mapping[str, Any]) -> list[Any]:
+    """What each rank position of the group that saved a checkpoint gave to ``take``. Collective."""
+    positions = sum(name.startswith(f"{_RANK_STATE}/") for name in stored)
+    here = dist.get_rank()
+    wanted = {n: ShardedObject(_RANK_STATE, None, (positions,), (n,), replica_id=here) for n in range(positions)}
+    if not wanted:
+        return []
+    loaded = dist_checkpointing.load({_RANK_STATE: wanted}, str(directory))
+    return [loaded[_RANK_STATE][n] for n in range(positions)]
 
 
 def _rank_object(data: Any) -> ShardedObject:
@@ -326,9 +344,9 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})
-        if steps:
-            inner["state"]["common_step"] = steps[0]
-        elif optimizer_gather.is_torch_adam(current):
+        if steps and not optimizer_gather.is_emerging(current):
+            inner["state"]["common_step"] = max(steps)  # for one that counts none, such as Lion, 0 is stored
+        elif optimizer_gather.counts_steps(current):
             inner["state"]["common_step"] = torch.tensor(0.0)
         if scalers:
             part["grad_scaler"] = scalers[0]
@@ -348,8 +366,10 @@ def _inner(part: dict[str, Any]) -> dict[str, Any]:
 
 def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, Any]:
     """The saved options of the parameter group that corresponds to ``group``; without a better one, an expert group
-    may correspond to a dense one."""
+    may correspond to a dense one. Groups of one weight decay may be of two optimizers (Muon's and Adam's), and with
+    maximal update parametrization they differ in their rates and eps."""
     names = ("wd_mult", "lr_mult", "is_decoupled_lr")
+    likely = ("optimizer", "is_expert_parallel", *RATES, "eps")
     matching = [one for one in options if all(one[name] == group[name] for name in names)]
     if not matching:
         wanted = ", ".join(f"{name} {group[name]}" for name in names)
@@ -357,5 +377,4 @@ def _like(group: Mapping[str, Any], options: list[dict[str, Any]]) -> dict[str, 
             f"the checkpoint's optimizer has no parameter group with {wanted}; "
             "give the optimizer flags that it was saved with, or --no-load-optim"
         )
-    same = [one for one in matching if one["is_expert_parallel"] == group["is_expert_parallel"]]
-    return (same or matching)[0]
+    return max(matching, key=lambda one: [one.get(name) == group.get(name) for name in likely])

@@ -5,8 +5,8 @@ depend on that division, and they restore torch's Adam wrongly (one step counter
 checkpoint has the state of a plain optimizer instead: :func:`gathered` makes a plain optimizer with the whole state,
 and :func:`scatter` divides a loaded one into the parts again.
 
-Memory: while a checkpoint is made or read, each rank has the whole state of its parameters (8 bytes per parameter, 12
-in half precision).
+Memory: while a checkpoint is made or read, each rank has the whole state of its parameters (8 bytes per parameter with
+Adam, 12 with AdEMAMix, and 4 more in half precision).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from spare_megatron.megatron_adapter.model.ademamix import AdEMAMix
 from spare_megatron.megatron_adapter.model.replica import Replica, build_optimizer
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def is_split(replica: Replica) -> bool:
@@ -42,9 +41,20 @@ def empty(replica: Replica) -> Replica:
     return dataclasses.replace(replica, optimizer=plain)
 
 
-def is_torch_adam(part: Any) -> bool:
-    """Whether one of megatron-core's optimizers updates by torch's Adam, which has a step counter for each tensor."""
-    return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW))
+def counts_steps(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers has a step counter for each tensor, as torch's Adam and AdEMAMix."""
+    return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW, AdEMAMix))
+
+
+def is_emerging(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers is of the package emerging-optimizers. Those that are taken (Muon and
+    Lion) count no steps."""
+    return any(kind.__module__.startswith("emerging_optimizers.") for kind in type(part.optimizer).__mro__)
+
+
+def moments(part: Any) -> tuple[str, ...]:
+    """The names of the tensors that Adam or AdEMAMix keeps for each parameter."""
+    return AdEMAMix.MOMENTS if isinstance(part.optimizer, AdEMAMix) else ("exp_avg", "exp_avg_sq")
 
 
 def give_first_state(replica: Replica) -> None:
@@ -52,6 +62,9 @@ def give_first_state(replica: Replica) -> None:
     same result with it and without."""
     for part in replica.optimizer.chained_optimizers:
         for group in part.param_groups:
+            if is_emerging(part):
+                part.optimizer._init_group(group, skip_non_grad_params=False)  # as megatron-core does for checkpoints
+                continue
             for parameter in group["params"]:
                 state = part.optimizer.state.get(parameter) or _first_state(part, group, parameter.data)
                 if state:
@@ -61,8 +74,8 @@ def give_first_state(replica: Replica) -> None:
 def _first_state(part: Any, group: dict[str, Any], values: torch.Tensor) -> dict[str, torch.Tensor]:
     if isinstance(part.optimizer, torch.optim.SGD):
         return {"momentum_buffer": torch.zeros_like(values)} if group["momentum"] else {}
-    moments = {name: torch.zeros_like(values) for name in MOMENTS}
-    return {"step": torch.tensor(0.0), **moments} if is_torch_adam(part) else moments
+    zeros = {name: torch.zeros_like(values) for name in moments(part)}
+    return {"step": torch.tensor(0.0), **zeros} if counts_steps(part) else zeros
 
 
 def gathered(replica: Replica) -> Replica:
@@ -80,7 +93,7 @@ def gathered(replica: Replica) -> Replica:
         for buffer_number, buffer in enumerate(split.buffers):
             for bucket_number, bucket in enumerate(buffer.buckets):
                 shards = list(_shards(split, buffer_number, bucket_number))
-                for key in ("param", *MOMENTS):
+                for key in ("param", *moments(split)):
                     full = _gather(split, bucket, key, shards)
                     for parameter in bucket.params:
                         start, stop, _ = buffer.param_index_map[parameter]
@@ -111,7 +124,7 @@ def scatter(whole: Replica, replica: Replica) -> None:
                     own = split.optimizer.param_groups[group]["params"][order]
                     source = plain.optimizer.state[mains[parameter]]
                     state = split.optimizer.state[own]
-                    for key in MOMENTS:
+                    for key in moments(split):
                         state[key] = source[key].reshape(-1)[inside].clone()
                     if "step" in source:
                         state["step"] = source["step"].clone()

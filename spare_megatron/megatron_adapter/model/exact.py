@@ -14,7 +14,8 @@ What waits is taken at the latest when the run's last backward pass of its chunk
 first in a step is written over what the accumulator had.
 
 Sums over groups come back in fp32, converted where they were complete, with the witness of that
-(:mod:`spare_megatron.exact_sum.sum_conversion`).
+(:mod:`spare_megatron.exact_sum.sum_conversion`). The norm by which the optimizer clips is a sum of integers too
+(:mod:`spare_megatron.exact_sum.gradient_norm`).
 
 Memory: the accumulator uses the storage of megatron-core's fp32 gradient buffer, enlarged to the size of the integers.
 During a step it has integers; after the commit they are no longer needed, and the fp32 gradient is written into the
@@ -30,7 +31,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +39,12 @@ import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.controller.tickets import Ticket
-from spare_megatron.exact_sum.formats import Format, Int32, Int64, Slot
+from spare_megatron.exact_sum.formats import Format, Int32, Int64, ScalesState, Slot
+from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
 from spare_megatron.exact_sum.sum_conversion import SumConversion
-from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
+from spare_megatron.megatron_adapter.core_differences import norm_gradients, set_norm
+from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.sum_checks import SumParts, index_of
@@ -88,9 +91,8 @@ class ExactGradients:
         self.needs_all = world.shape.piece_microbatches > 1
         self._pairs = not self.needs_all and method == "exact"
         """Whether a piece's gradient may wait for that of the next one."""
+        names = summed_names(replica)
         for number, buffer, group in gradient_buffers(replica):
-            chunk = replica.chunks[number]
-            names = {parameter: name for name, parameter in chunk.module.named_parameters()}
             self._add(buffer, group, names, kind.dtype)
             self._chunks += [number] * (len(self._slots) - len(self._chunks))
         for chunk in replica.chunks:
@@ -98,9 +100,14 @@ class ExactGradients:
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
         self._method = method
         sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
+        self._keys = [
+            _key(slot.name, parameter, world) for slot, parameter in zip(self._slots, self._numbers, strict=True)
+        ]
         terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
         self.format = kind(self._slots, terms, unit_bits, device)
         self._optimizer = replica.optimizer
+        self._head = replica.head
+        set_norm(replica.optimizer, self._gradient_norm)
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)
         self._adders = [
@@ -135,7 +142,7 @@ class ExactGradients:
         self.begin_step()
 
     def _add(
-        self, buffer: Any, group: dist.ProcessGroup, names: dict[torch.nn.Parameter, str], dtype: torch.dtype
+        self, buffer: Any, group: dist.ProcessGroup, names: Mapping[torch.nn.Parameter, str], dtype: torch.dtype
     ) -> None:
         mine, end, ends = _Buffer(buffer, group, dtype), 0, list[tuple[int, int]]()
         for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
@@ -156,9 +163,12 @@ class ExactGradients:
 
     @property
     def state(self) -> dict[str, Any]:
-        """All that the next step's scales depend on. A run that resumes without it is exact too, but rounds
-        differently."""
-        return {**self._identity, "magnitudes": self.format.state}
+        """All that the next step's scales depend on, by names that no split changes. A run that resumes without it is
+        exact too, but rounds differently."""
+        common, slots = self.format.state
+        sizes = [slot.size for slot in self._slots]
+        scales = dict(zip(self._keys, zip(sizes, slots, strict=True), strict=True))
+        return {"method": self._method, "common": common, "scales": scales}
 
     @property
     def scales(self) -> list[kernels.Digestible]:
@@ -167,22 +177,33 @@ class ExactGradients:
         told = [self.format.values, float(self._optimizer.get_loss_scale().item())]
         return [json.dumps(told).encode(), *self.format.tensors.values()]
 
-    def restore(self, state: Any) -> None:
-        """Go on from a checkpoint's :attr:`state`, unless some rank of the group has other tensors or another format.
+    def restore(self, state: Any, read_all: Callable[[], list[Any]]) -> None:
+        """Go on from a checkpoint's :attr:`state` of this rank position, or where the layout was another one from those
+        of all positions, which ``read_all`` reads. Where these lack a tensor, or have another format, no rank does.
 
         Collective in the group.
         """
-        fits = state is not None and {key: state.get(key) for key in self._identity} == self._identity
-        all_fit = torch.tensor([int(fits)], device=compute_device())
-        dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
-        if all_fit.item():
-            self.format.restore(state["magnitudes"])
-        elif state is not None:
-            log.warning("the checkpoint has scales of other tensors or of another format: they are found anew")
+        if self._go_on([state]):
+            return
+        states = [one for one in read_all() if one]
+        if not self._go_on(states) and any("method" in one for one in states):
+            log.warning(
+                "the checkpoint has scales of other tensors or of another format, or by position as older versions "
+                "saved them: they are found anew"
+            )
 
-    @property
-    def _identity(self) -> dict[str, Any]:
-        return {"tensors": [(slot.name, slot.size) for slot in self._slots], "method": self._method}
+    def _go_on(self, states: Sequence[Any]) -> bool:
+        """Take the scales from ``states`` if each rank of the group finds its own in them."""
+        ours = [one for one in states if one and one.get("method") == self._method and "scales" in one]
+        known = {key: scale for one in ours for key, scale in one["scales"].items()}
+        mine = [known.get(key) for key in self._keys]
+        fits = all(one is not None and one[0] == slot.size for one, slot in zip(mine, self._slots, strict=True))
+        all_fit = torch.tensor([int(fits and bool(ours))], device=compute_device())
+        dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
+        if not all_fit.item():
+            return False
+        self.format.restore(ScalesState(ours[0]["common"], [one[1] for one in mine if one is not None]))
+        return True
 
     def begin_step(self) -> None:
         """Forget all pieces, and choose the step's scales from the committed state."""
@@ -387,15 +408,40 @@ class ExactGradients:
             place = self._slots[slot]
             gradient = self._buffers[place.buffer].gradient[part.start : part.stop]
             self.format.peaks.finalize(index_of(place, part), part.of(sums[place.buffer]), gradient, divisor)
+        if self._head is not None:
+            self._add_head(self._numbers[self._head.weight], self._numbers[self._head.parameter])
         for number, buffer in enumerate(self._buffers):
             if buffer.sum.scattered:
                 self.format.peaks.agree([slot for slot in self._slots if slot.buffer == number], buffer.sum.group)
         self.format.commit(overflows)
 
+    def _add_head(self, embedding: int, head: int) -> None:
+        """Add the gradient of slot ``head`` to that of slot ``embedding``, as megatron-core does between two stages."""
+        to, add = self._slots[embedding], self._slots[head]
+        for number, part in self._kept:
+            if number == embedding:
+                start, stop = (add.start + place - to.start for place in (part.start, part.stop))
+                kept = self._buffers[to.buffer].gradient[part.start : part.stop]
+                kept.add_(self._buffers[add.buffer].gradient[start:stop])
+
+    def _gradient_norm(self, separate: str | None = None) -> float:
+        """The norm of the gradients that the optimizer is about to apply, instead of megatron-core's, whose last digits
+        depend on the split of the layers; see :func:`norm_gradients`. Collective in the group."""
+        parts = self._optimizer.chained_optimizers
+        of_parts = [(norm_gradients(part, separate), part.get_grad_stats_parallel_group()) for part in parts]
+        return gradient_norm(of_parts, compute_device())
+
     def spoil(self) -> None:
         """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""
         for buffer in self._buffers:
             buffer.gradient.fill_(math.inf)
+
+
+def _key(name: str, parameter: torch.nn.Parameter, world: GroupWorld) -> str:
+    """A name for the scale of this rank's part of a parameter: ranks that have other parts have scales of their own."""
+    if getattr(parameter, "allreduce", True):
+        return f"{name}, tensor rank {world.tensor_rank}"
+    return f"{name}, expert rank {world.expert_rank}, tensor rank {world.expert_tensor_rank}"
 
 
 def _unit_bits(replica: Replica, world: GroupWorld) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from spare_megatron.config.engine_hooks import Outlet
+from spare_megatron.megatron_adapter.model.global_names import parameter_names
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 from spare_megatron.megatron_adapter.model.replica import Replica
 
@@ -31,10 +32,9 @@ class Outflow:
         self._names: list[str] = []
         numbers: dict[torch.nn.Parameter, int] = {}
         spans: list[Span] = []
-        shared = False
+        shared, names = False, summed_names(replica)
         for tensor, (chunk, buffer, group) in enumerate(gradient_buffers(replica)):
             shared = shared or group.size() > 1
-            names = {parameter: name for name, parameter in replica.chunks[chunk].module.named_parameters()}
             for parameter, (_, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
                 numbers[parameter] = len(spans)
                 spans.append(Span(tensor, stop, chunk))
@@ -66,4 +66,12 @@ def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
         mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
         mine += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         result += sorted(mine, key=lambda one: one[1].grad_data.numel(), reverse=True)
+    if replica.head is not None:  # a backward pass begins there
+        result.insert(0, (0, replica.head.buffer, replica.chunks[0].dp_cp_group))
     return result
+
+
+def summed_names(replica: Replica) -> dict[torch.nn.Parameter, str]:
+    """The name in the whole model of each parameter of :func:`gradient_buffers`."""
+    head = {} if replica.head is None else {replica.head.parameter: replica.head.name}
+    return {**parameter_names(replica.chunks), **head}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 TOKENS = "tokens"
-_SUM, _COUNT = "/sum", "/count"
+SUM, COUNT = "/sum", "/count"
 
 
 class LossSums:
@@ -46,8 +46,8 @@ class LossSums:
                 self._accumulate(TOKENS, values[0])
                 continue
             total, count = _sum_and_count(name, values)
-            self._accumulate(name + _SUM, total)
-            self._accumulate(name + _COUNT, count)
+            self._accumulate(name + SUM, total)
+            self._accumulate(name + COUNT, count)
         self._pending.clear()
         return dict(self._sums)
 
@@ -90,9 +90,9 @@ def averages(scalars: Mapping[str, float]) -> dict[str, float]:
     """The reported values, sum / count for each key, in sorted order; without those of which nothing was counted."""
     result = {}
     for name in sorted(scalars):
-        if name.endswith(_SUM):
-            key = name[: -len(_SUM)]
-            count = scalars[key + _COUNT]
+        if name.endswith(SUM):
+            key = name[: -len(SUM)]
+            count = scalars[key + COUNT]
             if count:
                 result[key] = scalars[name] / count
     return result

@@ -34,16 +34,20 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.core_differences import known_fields, transformer_fields
+from spare_megatron.megatron_adapter.core_differences import known_fields, rates_by_width, transformer_fields
 from spare_megatron.megatron_adapter.model import rng
+from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,
     check_settings,
+    language_model_arguments,
     splits_optimizer,
     uses_local_layers,
 )
+from spare_megatron.megatron_adapter.model.tied_head import TiedHead
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
 
@@ -105,6 +109,8 @@ class Replica:
     config: TransformerConfig
     """Config of the first chunk; the schedule reads its run-time fields."""
     settings: MegatronSettings
+    head: TiedHead | None = None
+    """With exact sums, the output layer's use of a weight that the embedding on the same stage has too."""
 
 
 def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
@@ -131,7 +137,10 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:
-    """The model provider of Megatron's pretrain_gpt.py: a GPTModel with local or transformer-engine layers."""
+    """The model provider of Megatron's pretrain_gpt.py, or where layers are written out of its pretrain_hybrid.py: a
+    model with local or transformer-engine layers."""
+    if settings.hybrid_layer_pattern is not None:
+        return hybrid_provider(settings, config)
 
     def provide(pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None) -> GPTModel:
         from megatron.core.models.gpt import gpt_layer_specs as specs
@@ -150,21 +159,13 @@ def default_model_provider(settings: MegatronSettings, config: TransformerConfig
         return GPTModel(
             config=config,
             transformer_layer_spec=block,
-            vocab_size=settings.padded_vocab_size,
-            max_sequence_length=settings.max_position_embeddings,
             pre_process=pre_process,
             post_process=post_process,
-            fp16_lm_cross_entropy=settings.fp16_lm_cross_entropy,
-            parallel_output=True,
-            share_embeddings_and_output_weights=not settings.untie_embeddings_and_output_weights,
-            position_embedding_type=settings.position_embedding_type,
-            rotary_percent=settings.rotary_percent,
-            rotary_base=settings.rotary_base,
             rope_scaling=settings.use_rope_scaling,
             rope_scaling_factor=settings.rope_scaling_factor,
-            seq_len_interpolation_factor=settings.rotary_seq_len_interpolation_factor,
             mtp_block_spec=mtp,
             vp_stage=vp_stage,
+            **language_model_arguments(settings),
         )
 
     return provide
@@ -184,6 +185,7 @@ def build_replica(
     config = transformer_config(settings, world.shape)
     provider = model_provider or default_model_provider(settings, config)
     modules = _provide_chunks(provider, world)
+    check_kind(settings, modules[0])
     config = get_model_config(modules[0])
     _check_config(config, world)
     split = splits_optimizer(settings, world.shape)
@@ -249,11 +251,13 @@ def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
 
 
 def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split: bool) -> GroupDDP:
+    rng.set_states_by_layer(module)
     for parameter in module.parameters():
         tensor_parallel.set_defaults_if_not_set_tensor_model_parallel_attributes(parameter)
     module.to(compute_device())
     config = get_model_config(module)
     wrapped = Float16Module(config, module) if config.fp16 or config.bf16 else module
+    count_tokens_in_fp32(wrapped)
     values = {
         **settings.ddp,
         "grad_reduce_in_fp32": True,
@@ -265,6 +269,21 @@ def _wrap(module: MegatronModule, index: int, settings: MegatronSettings, split:
     return GroupDDP(config=config, ddp_config=ddp, module=wrapped, disable_bucketing=index > 0)
 
 
+def count_tokens_in_fp32(model: torch.nn.Module) -> None:
+    """Have routers that balance experts by a bias count tokens, and keep the bias, in fp32, whatever the model's
+    precision.
+
+    Float16Module converts megatron-core's counts too. bf16 has no odd number above 256, so what a group counts would
+    depend on the order of its microbatches, and the bias, which follows the sign of a difference of counts, on which
+    group computed them. The bias itself megatron-core makes fp32 at the first forward pass; a group that comes back
+    takes results before it.
+    """
+    for module in model.modules():
+        if getattr(module, "expert_bias", None) is not None:
+            module.local_tokens_per_expert = module.local_tokens_per_expert.float()
+            module.expert_bias.data = module.expert_bias.data.float()
+
+
 def build_optimizer(
     settings: MegatronSettings, config: TransformerConfig, chunks: list[GroupDDP], split: bool
 ) -> MegatronOptimizer:
@@ -272,5 +291,13 @@ def build_optimizer(
     ranks."""
     values = {**settings.optimizer, "use_distributed_optimizer": split}
     values.update(fp16=config.fp16, bf16=config.bf16, params_dtype=config.params_dtype)
+    mixes = values.get("optimizer") == "ademamix"
+    if mixes:
+        values["optimizer"] = "adam"
     config_of = OptimizerConfig(**known_fields(OptimizerConfig, values))
-    return get_megatron_optimizer(config_of, chunks, use_gloo_process_groups=False)
+    overrides = rates_by_width(config_of, config)
+    optimizer = get_megatron_optimizer(config_of, chunks, overrides, use_gloo_process_groups=False)
+    if mixes:
+        given = settings.ademamix or {}
+        replace_adam(optimizer, **{name.removeprefix("ademamix_"): value for name, value in given.items()})
+    return optimizer

@@ -1,9 +1,13 @@
-"""Sets random states inside a group: Megatron's seeds at the start, then states that depend on the piece alone.
+"""Sets random states inside a group: Megatron's seeds at the start, then states that depend on piece and layer alone.
 
-Dropout and router jitter must give the same numbers for a piece whichever group computes it and in whatever order.
-So at the start of each piece's forward pass on each stage every generator state is set to a hash of (seed, step, global
-microbatch index, pipeline rank, chunk, and for some states other ranks); recomputation in the backward pass restores
-the states that megatron-core saved in the forward pass.
+Dropout and router jitter must give the same numbers for a piece whichever group computes it, in whatever order, and
+however the layers are split over stages. So every generator state is set to a hash of (seed, step, global microbatch
+index, place, context-parallel rank, and for some states other ranks) where the forward pass comes to a place: the
+embedding, a layer by its number in the model, a layer of multi-token prediction, the output layer. What a user's model
+draws before its stage comes to the first of these has the stage as its place.
+
+megatron-core saves all states before what it recomputes, and restores them in the backward pass. Which microbatch is
+computed is one of them, so a layer finds its states again when it is recomputed, also where several are saved as one.
 
 May assume: ``install_cpu_shims`` has run, model parallel state is initialised. Promises: two ranks that Megatron
 gives equal states (tensor-parallel ranks outside tensor-parallel regions) get equal states here too.
@@ -16,6 +20,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy
@@ -87,20 +92,71 @@ class RankKeys:
     expert_tensor: int
 
 
+@lru_cache
+def _on_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
 def state_seed(*key: int | str) -> int:
     """A 32-bit seed from the key: CPU generators use no more bits."""
     text = ",".join(str(part) for part in key)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little")
 
 
+_PIECE = "spare-piece"
+"""The tracker's state that says which microbatch is computed: int64, the numbers of :func:`_set_states`."""
+_WITHIN = -1
+"""Of these numbers the one that says which layer of multi-token prediction has begun, 0 where none has."""
+
+
 def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: RankKeys) -> None:
-    """Set the default state and the tracker's states for one microbatch on one model chunk of this rank.
+    """Set the default state and the tracker's states where one microbatch begins on a model chunk of this rank.
 
     ``microbatch`` is the index (j * N + i) * D + d of the microbatch in the step's global batch.
     """
-    shared = (seed, step, microbatch, keys.pipeline, chunk, keys.context)
+    piece = (seed, step, microbatch, keys.context, keys.tensor, keys.expert, keys.expert_tensor, 0)
+    _set_states(torch.tensor(piece), "stage", keys.pipeline, chunk)
+
+
+def set_states_by_layer(model: torch.nn.Module) -> None:
+    """Have ``model``, a chunk of a stage without wrappers, set the states at each of its places, from the microbatch
+    that :func:`set_piece_states` has said. Without one nothing is set."""
+    from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+    from megatron.core.transformer.transformer_layer import BaseTransformerLayer
+
+    for module in model.modules():
+        if isinstance(module, MultiTokenPredictionLayer):
+            _at(module, "prediction", module.layer_number)
+        elif isinstance(module, BaseTransformerLayer):
+            _at(module, "layer", module.layer_number)
+        elif isinstance(module, LanguageModelEmbedding):
+            _at(module, "embedding", 0)
+    head = getattr(model, "output_layer", None)
+    if isinstance(head, torch.nn.Module):
+        _at(head, "head", 0)
+
+
+def _at(module: torch.nn.Module, place: str, number: int) -> None:
+    """Set the states of a place whenever ``module`` begins its forward pass."""
+
+    def begins(*_unused: Any) -> None:
+        piece = core_random.get_cuda_rng_tracker().get_states().get(_PIECE)
+        if piece is None or (place == "embedding" and piece[_WITHIN]):  # a prediction layer embeds once more
+            return
+        if place == "prediction":
+            piece = piece.clone()
+            piece[_WITHIN] = number
+        _set_states(piece, place, number)
+
+    module.register_forward_pre_hook(begins)
+
+
+def _set_states(piece: torch.Tensor, *place: int | str) -> None:
+    seed, step, microbatch, context, tensor, expert, expert_tensor, _ = piece.tolist()
+    shared = (seed, step, microbatch, *place, context)
     default = state_seed("default", *shared)
-    on_cuda = torch.cuda.is_available()
+    on_cuda = _on_cuda()
     # torch.manual_seed would seed every device type, and costs 95 us instead of 1.
     torch.default_generator.manual_seed(default)
     if on_cuda:
@@ -108,14 +164,13 @@ def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: Ra
     tracker = core_random.get_cuda_rng_tracker()
     seeds = {
         core_random._DATA_PARALLEL_RNG_TRACKER_NAME: default,
-        core_random._MODEL_PARALLEL_RNG_TRACKER_NAME: state_seed("tensor", *shared, keys.tensor),
-        core_random._EXPERT_PARALLEL_RNG_TRACKER_NAME: state_seed("expert", *shared, keys.expert, keys.expert_tensor),
+        core_random._MODEL_PARALLEL_RNG_TRACKER_NAME: state_seed("tensor", *shared, tensor),
+        core_random._EXPERT_PARALLEL_RNG_TRACKER_NAME: state_seed("expert", *shared, expert, expert_tensor),
     }
-    device = "cuda" if on_cuda else "cpu"
+    generator = torch.Generator(device="cuda" if on_cuda else "cpu")
     tracker.set_states(
         {
-            name: torch.Generator(device=device).manual_seed(seeds[name]).get_state()
-            for name in tracker.get_states()
-            if name in seeds
+            **{name: generator.manual_seed(seeds[name]).get_state() for name in tracker.get_states() if name in seeds},
+            _PIECE: piece,
         }
     )

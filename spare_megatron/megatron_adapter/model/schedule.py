@@ -35,6 +35,7 @@ from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
 from spare_megatron.megatron_adapter.model.program_runner import ProgramRunner, program_of
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
+from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 
 ForwardStep = Callable[..., Any]
@@ -78,6 +79,8 @@ class PieceRun:
     unless all are, so that the run ends with a gradient that is summed."""
     forward_step: ForwardStep
     sums: LossSums
+    routing: RoutingLosses
+    """Takes what routers note while training."""
     batch: int
     """Samples of the step's batch: a small one has fewer pieces, and the last one may be short."""
     on_piece: PieceHook | None = None
@@ -209,6 +212,7 @@ class PieceRun:
         counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
         taken_prediction_losses()  # of a microbatch whose loss was never asked for
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
+        self.routing.take(which.counts and not self.forward_only)
         _restore(counts)
         if not self.forward_only:
             self._watch_backward(output, model, chunk, which, index)
@@ -242,6 +246,8 @@ class PieceRun:
                 return (outputs[0] * 0.0, *outputs[1:])
             if not which.is_audit:
                 self.sums.add((*outputs[:-1], {**outputs[-1], **more}))
+                if not self.forward_only:
+                    self.routing.count()
             return outputs
 
         return loss
@@ -281,6 +287,7 @@ class PieceRun:
                 self.passes.pass_begins(chunk, ticket, n, ends_piece=which.ends_piece, ends_run=ends_run)
 
             def ends() -> None:
+                self.routing.take(which.counts)
                 if self.passes is not None:
                     self.passes.pass_ends()
                 if self.arrivals is not None:
@@ -333,6 +340,11 @@ class _Which:
     @property
     def is_audit(self) -> bool:
         return self.ticket.audited and not self.is_pad
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is part of the step's sums."""
+        return not (self.is_pad or self.is_audit)
 
 
 def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -24,12 +24,14 @@ class MegatronSettings:
     transformer: Mapping[str, Any]
     """Fields of megatron-core's TransformerConfig (or MLATransformerConfig), except the parallel sizes of JobShape."""
     optimizer: Mapping[str, Any]
-    """Fields of megatron-core's OptimizerConfig."""
+    """Fields of megatron-core's OptimizerConfig; 'optimizer' may also be 'ademamix'."""
     scheduler: Mapping[str, Any]
     """Arguments of OptimizerParamScheduler after the optimizer; lengths are in samples, as Megatron counts them."""
     padded_vocab_size: int
     seq_length: int
     max_position_embeddings: int
+    ademamix: Mapping[str, Any] | None = None
+    """Fields of :class:`~spare_megatron.config.sections.AdemamixConfig` where 'optimizer' is 'ademamix'."""
     ddp: Mapping[str, Any] = field(default_factory=dict)
     """Fields of megatron-core's DistributedDataParallelConfig."""
     untie_embeddings_and_output_weights: bool = False
@@ -40,6 +42,10 @@ class MegatronSettings:
     use_rope_scaling: bool = False
     rope_scaling_factor: float = 8.0
     fp16_lm_cross_entropy: bool = False
+    hybrid_layer_pattern: str | None = None
+    """The layers of a HybridModel, in megatron-core's words; None: the model is a GPTModel."""
+    spec: tuple[str, ...] = ()
+    """Module and name of the specification of a hybrid model's layers; empty: megatron-core's, or its torch layers."""
     transformer_impl: str = "auto"
     """'local', 'transformer_engine', or 'auto': transformer-engine where it is installed and there is CUDA."""
     experimental: bool = False
@@ -102,6 +108,21 @@ def uses_local_layers(settings: MegatronSettings) -> bool:
     return settings.transformer_impl == "local"
 
 
+def language_model_arguments(settings: MegatronSettings) -> dict[str, Any]:
+    """The arguments that megatron-core's GPTModel and HybridModel have in common, but for those of the stage."""
+    return {
+        "vocab_size": settings.padded_vocab_size,
+        "max_sequence_length": settings.max_position_embeddings,
+        "fp16_lm_cross_entropy": settings.fp16_lm_cross_entropy,
+        "parallel_output": True,
+        "share_embeddings_and_output_weights": not settings.untie_embeddings_and_output_weights,
+        "position_embedding_type": settings.position_embedding_type,
+        "rotary_percent": settings.rotary_percent,
+        "rotary_base": settings.rotary_base,
+        "seq_len_interpolation_factor": settings.rotary_seq_len_interpolation_factor,
+    }
+
+
 def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
     """ConfigError, with the reason, for settings that this adapter cannot train correctly."""
     transformer = settings.transformer
@@ -142,11 +163,9 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
 def check_routing(balancing: str | Sequence[str], force_biased: float | None) -> None:
     """ConfigError for ways to route tokens to experts that depend on which microbatches a group has computed."""
     for kind in [balancing] if isinstance(balancing, str) else balancing:
-        if kind in _DEPENDS_ON_THE_GROUP:
-            raise ConfigError(
-                f"--moe-router-load-balancing-type {kind} is not supported: {_DEPENDS_ON_THE_GROUP[kind]}, so moving a "
-                "microbatch changes it; use aux_loss or seq_aux_loss"
-            )
+        if kind in REFUSED_BALANCING:
+            why, instead = REFUSED_BALANCING[kind]
+            raise ConfigError(f"--moe-router-load-balancing-type {kind} is not supported: {why}; {instead}")
     if force_biased is not None and force_biased < 0:
         raise ConfigError(
             f"moe_router_force_biased {force_biased:g} is not supported: it keeps the random bias of the first "
@@ -154,10 +173,19 @@ def check_routing(balancing: str | Sequence[str], force_biased: float | None) ->
         )
 
 
-_DEPENDS_ON_THE_GROUP = {
-    "global_aux_loss": "that loss depends on which microbatches this group computed before",
-    "quantile_balancing": "its bias is computed from the microbatches of one group and its audits",
+_ELSE = "use aux_loss or seq_aux_loss"
+REFUSED_BALANCING = {
+    "global_aux_loss": (
+        "each microbatch's loss follows from the tokens of all microbatches that its ranks computed before it in the "
+        "step, so moving a microbatch changes it",
+        _ELSE,
+    ),
+    "quantile_balancing": (
+        "its bias is computed from the microbatches of one group and its audits, so moving a microbatch changes it",
+        _ELSE,
+    ),
 }
+"""Value of ``--moe-router-load-balancing-type`` -> (why it is refused, what to use); the flags' table has them too."""
 _ONLY_CORE = ("variable_seq_lengths", "num_microbatches_with_partial_activation_checkpoints", "use_ring_exchange_p2p")
 """Fields of TransformerConfig that megatron-core's schedules honour and our programs do not."""
 _SCHEDULER_FIELDS = frozenset(

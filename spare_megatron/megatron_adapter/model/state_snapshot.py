@@ -18,6 +18,7 @@ import torch
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import is_split
 from spare_megatron.megatron_adapter.core_differences import load_optimizer
+from spare_megatron.megatron_adapter.model.global_names import global_names
 from spare_megatron.megatron_adapter.model.replica import Replica
 
 
@@ -66,11 +67,11 @@ def _put_back_parts(replica: Replica, parts: list[dict[str, Any]]) -> None:
 
 
 def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
-    """Name and data of each parameter and persistent buffer of this rank, in a fixed order."""
-    for index, chunk in enumerate(replica.chunks):
+    """Name in the whole model and data of each parameter and persistent buffer of this rank, in a fixed order."""
+    for chunk, names in zip(replica.chunks, global_names(replica.chunks), strict=True):
         for name, tensor in sorted(chunk.module.state_dict().items()):
             if torch.is_tensor(tensor):
-                yield f"{index}.{name}", tensor
+                yield names.get(name, name), tensor
 
 
 def weights_digest(replica: Replica, beside: Sequence[kernels.Digestible] = ()) -> str:

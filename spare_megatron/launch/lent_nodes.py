@@ -189,6 +189,7 @@ class LentNodes:
 
     async def _join(self, _: Any, context: grpc.aio.ServicerContext) -> None:
         """Serve the agent of a node."""
+        await context.send_initial_metadata(())  # it sends nothing before
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "lent":
             return

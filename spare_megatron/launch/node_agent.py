@@ -43,7 +43,7 @@ def launcher_address(run_dir: RunDirectory) -> str:
     told = glance(run_dir.launcher)
     if told is None:
         ended = glance(run_dir.summary)
-        how = f"the job of {run_dir.path} is over ({ended['outcome']})" if ended else f"no job runs in {run_dir.path}"
+        how = f"the job of {run_dir.path} is over ({ended.get('outcome', 'no outcome')})" if ended else f"no job runs in {run_dir.path}"
         raise ConfigError(f"{how}: nothing is lent; spare-slurm must run it when its nodes are to be used")
     return str(told["address"])
 
@@ -89,8 +89,12 @@ class NodeAgent:
         self._reports.put_nowait(pb.AgentReport(**kind))
 
     async def _write(self, call: Any) -> None:
-        while True:
-            await call.write(await self._reports.get())
+        """Send the reports, from the launcher's first answer on: what is sent while it refuses the call may take the
+        place of its reason. Whoever reads learns how the stream ends."""
+        await call.initial_metadata()
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await call.write(await self._reports.get())
 
     async def _leave(self, leave: asyncio.Event, most_s: float) -> None:
         await leave.wait()

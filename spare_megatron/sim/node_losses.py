@@ -1,17 +1,18 @@
 """Simulates the nodes of a job that break and are repaired, with the places of groups as the launcher gives them
 (:mod:`spare_megatron.launch.slurm_places`): which share of the groups' time is lost, with so many spare nodes.
 
-A node breaks only while its group trains. Those that are repaired come back to the job. Steps, redundancy and
-checkpoints are not here: a group that is away costs its share of the job and nothing else.
+A node breaks only while its group trains. Those that are repaired come back to the job. In :func:`lost_share` steps,
+redundancy and checkpoints are left out: a group that is away costs its share of the job and nothing else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 
 import numpy as np
+from numpy.random import Generator
 
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
@@ -57,50 +58,74 @@ class WithoutSalvage(SlurmPlaces):
         return {}
 
 
+class BrokenNodes:
+    """The nodes of a job of which some are under repair, and the groups that wait for them. Times in any one unit."""
+
+    def __init__(
+        self, groups: int, size: int, spares: int, repair: float, taken_out: float, salvage: bool, rng: Generator
+    ) -> None:
+        """``size`` nodes a group; ``repair`` is a repair's mean time, ``taken_out`` the share of interruptions after
+        which a node is repaired."""
+        total = groups * size + spares
+        allocation = Allocation("", total, groups * size, tasks_of_nodes=(1,) * total)
+        self._places = (SlurmPlaces if salvage else WithoutSalvage)(allocation, size)
+        self._names = {node: str(node) for node in range(total)}
+        self._repair, self._taken_out, self._rng = repair, taken_out, rng
+        self._waiting: set[int] = set()
+        self._repaired: dict[int, float] = {}
+        """Broken node -> when it is back."""
+
+    @property
+    def next(self) -> float:
+        """When the next node is back; infinite where none is away."""
+        return min(self._repaired.values(), default=inf)
+
+    def struck(self, group: int, now: float) -> list[int]:
+        """A group is interrupted that trained, or learned, with all its nodes; returns the groups that have all of
+        theirs again, and had not before."""
+        if self._rng.random() < self._taken_out:
+            nodes = self._places.nodes_of(group)
+            mean = log(self._repair) - REPAIR_SIGMA**2 / 2
+            self._repaired[nodes[self._rng.integers(len(nodes))]] = now + self._rng.lognormal(mean, REPAIR_SIGMA)
+        self._waiting.add(group)
+        return self._look(group)
+
+    def back(self, now: float) -> list[int]:
+        """Nodes come back whose repair is over by now; returns the groups that have all of theirs again."""
+        for node in [node for node, at in self._repaired.items() if at <= now]:
+            del self._repaired[node]
+        return [whole for group in sorted(self._waiting) if group in self._waiting for whole in self._look(group)]
+
+    def _look(self, group: int) -> list[int]:
+        here = self._names.keys() - self._repaired.keys()
+        found = look_at_nodes(self._places, group, JobNodes(self._names, here), lambda _: {})
+        whole = {*found.moves, group} - ({group} if found.fault else set())
+        self._waiting -= whole
+        return sorted(whole)
+
+
 def lost_share(figures: NodeFigures, spares: int, salvage: bool, seed: int, days: float = DAYS) -> float:
     """The share of the groups' time that is lost in one trial of so many days, which begins with all nodes fit."""
-    size, total = figures.nodes_per_group, figures.groups * figures.nodes_per_group + spares
-    allocation = Allocation("", total, figures.groups * size, tasks_of_nodes=(1,) * total)
-    places = (SlurmPlaces if salvage else WithoutSalvage)(allocation, size)
-    names, rng = {node: str(node) for node in range(total)}, np.random.default_rng(seed)
-    live, waiting = set(range(figures.groups)), set[int]()
-    starts: dict[int, float] = {}
-    """Group -> when it trains again."""
-    repaired: dict[int, float] = {}
-    """Broken node -> when it is back."""
+    rng = np.random.default_rng(seed)
+    size, repair = figures.nodes_per_group, figures.repair_h
+    nodes = BrokenNodes(figures.groups, size, spares, repair, figures.taken_out, salvage, rng)
+    live, starts = set(range(figures.groups)), dict[int, float]()
     now_h, lost_h, end_h = 0.0, 0.0, 24 * days
-
-    def look(group: int) -> None:
-        found = look_at_nodes(places, group, JobNodes(names, names.keys() - repaired.keys()), lambda _: {})
-        for one in {*found.moves, group} - ({group} if found.fault else set()):
-            waiting.discard(one)
-            starts[one] = now_h + figures.restart_h
-
     while now_h < end_h:
-        rate = len(live) * size / figures.mtbf_h
-        breaks_h = now_h + rng.exponential(1 / rate) if live else float("inf")
-        next_h = min([breaks_h, end_h, *starts.values(), *repaired.values()])
+        breaks_h = now_h + rng.exponential(figures.mtbf_h / (len(live) * size)) if live else inf
+        back_h = nodes.next
+        next_h = min([breaks_h, back_h, end_h, *starts.values()])
         lost_h += (figures.groups - len(live)) * (next_h - now_h)
         now_h = next_h
         for group in [group for group, at_h in starts.items() if at_h <= now_h]:
             del starts[group]
             live.add(group)
-        back = [node for node, at_h in repaired.items() if at_h <= now_h]
-        for node in back:
-            del repaired[node]
+        whole = nodes.back(now_h) if back_h <= now_h else []
         if breaks_h == now_h:
             group = sorted(live)[rng.integers(len(live))]
             live.remove(group)
-            if rng.random() < figures.taken_out:
-                node = places.nodes_of(group)[rng.integers(size)]
-                mean = log(figures.repair_h) - REPAIR_SIGMA**2 / 2
-                repaired[node] = now_h + rng.lognormal(mean, REPAIR_SIGMA)
-            waiting.add(group)
-            look(group)
-        if back:
-            for group in sorted(waiting):
-                if group in waiting:
-                    look(group)
+            whole += nodes.struck(group, now_h)
+        starts |= dict.fromkeys(whole, now_h + figures.restart_h)
     return lost_h / (end_h * figures.groups)
 
 
@@ -109,6 +134,6 @@ def trials_for(figures: NodeFigures) -> int:
     return max(3, min(20, 1500 // (figures.groups * figures.nodes_per_group)))
 
 
-def mean_lost_share(figures: NodeFigures, spares: int, salvage: bool, trials: int, seed: int = 0) -> float:
-    """The mean over trials with the seeds from ``seed`` on."""
-    return float(np.mean([lost_share(figures, spares, salvage, seed + trial) for trial in range(trials)]))
+def mean_lost_share(figures: NodeFigures, spares: int, salvage: bool, trials: int, days: float = DAYS) -> float:
+    """The mean over trials with the seeds from 0 on."""
+    return float(np.mean([lost_share(figures, spares, salvage, seed, days) for seed in range(trials)]))

@@ -14,12 +14,22 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.coordinator import journal
 from spare_megatron.coordinator.terms import Terms
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+STEPS, PIECES = 200, 2
+OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
+TOY = (
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.25"),
+    *("--redundancy", "3", "--heartbeat-s", "6"),
+)
+"""All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
+a test waits for has come, it hurries the rest."""
+QUICK = "quick"
+"""Where this file is there, nothing waits any more."""
 ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
@@ -148,3 +158,22 @@ def lend(job: SlurmJob, folder: Path, nodes: int, ranks: int, *options: str) -> 
     told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     lending = job.cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
     return SlurmJob(job.cluster, job.run_dir, output, lending)
+
+
+def until_told(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
+    """The command of a job of groups of ``size`` ranks that trains until it is told to leave, and is not queued again.
+    With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
+    number = () if groups is None else ("--num-groups", str(groups))
+    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
+    return (*OWN, "--no-requeue", "--group-size", str(size), *number, *toy)
+
+
+def live(job: SlurmJob) -> dict[str, int]:
+    """Group -> incarnation of the members."""
+    members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
+    return members
+
+
+def node_of(pid: int) -> str:
+    """The virtual node on which a process runs."""
+    return str(psutil.Process(pid).environ()["SLURMD_NODENAME"])

@@ -20,20 +20,10 @@ from spare_megatron.control.run_directory import glance
 from tests.process.harness import toy_digests
 from tests.process.returning import calm_weights, check_voted
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SlurmJob, lend, submit
+from tests.slurm.jobs import OWN, PIECES, QUICK, STEPS, TOY, SlurmJob, lend, live, node_of, submit, until_told
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS, PIECES = 200, 2
-OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
-TOY = (
-    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.25"),
-    *("--redundancy", "3", "--heartbeat-s", "6"),
-)
-"""All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
-a test waits for has come, it hurries the rest."""
-QUICK = "quick"
-"""Where this file is there, nothing waits any more."""
 TWO_RANKS = ("--group-size", "2", *OWN, *TOY, "--piece-s", "0.125")
 MEGATRON = (
     *("pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"),
@@ -67,11 +57,6 @@ def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = 
     return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
 
 
-def node_of(pid: int) -> str:
-    """The virtual node on which a process runs."""
-    return str(psutil.Process(pid).environ()["SLURMD_NODENAME"])
-
-
 def hurry(job: SlurmJob, folder: Path) -> None:
     """Until the last step of a job that need not wait for its test any more."""
     (folder / QUICK).touch()
@@ -81,14 +66,6 @@ def hurry(job: SlurmJob, folder: Path) -> None:
 def until_second_life(job: SlurmJob) -> None:
     """Until it has committed a step."""
     job.until("the second life", lambda: any(life == 2 for life, _ in lives(job)))
-
-
-def until_told(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
-    """The command of a job of groups of ``size`` ranks that trains until it is told to leave, and is not queued again.
-    With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
-    number = () if groups is None else ("--num-groups", str(groups))
-    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
-    return (*OWN, "--no-requeue", "--group-size", str(size), *number, *toy)
 
 
 def lives(job: SlurmJob) -> list[tuple[int, int]]:
@@ -277,12 +254,6 @@ def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: P
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 moves from n2 to the spare node n3: n2 has failed too often" in job.output.read_text()
     check_voted(job.run_dir.journal, groups=2)
-
-
-def live(job: SlurmJob) -> dict[str, int]:
-    """Group -> incarnation of the members."""
-    members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
-    return members
 
 
 @pytest.mark.full

@@ -201,8 +201,10 @@ class SlurmGroups:
             look = await asyncio.to_thread(self._look, start, over.is_set)
         finally:
             over.set()
-        self._tell(look.moves)
-        for group in look.moves.keys() - {start.group}:
+        others = look.moves.keys() - {start.group}
+        # a group that is not whole may have gone to and fro between nodes none of which is fit
+        self._tell({group: moves for group, moves in look.moves.items() if look.fault is None or group in others})
+        for group in others:
             self._news.wake(group)
         return look.fault
 

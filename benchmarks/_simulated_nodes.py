@@ -30,8 +30,9 @@ class NodeJob:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.groups, self.size, self.spares = (self.rng.randint(*one) for one in ((2, 5), (1, 3), (0, 2)))
-        count = self.groups * self.size + self.spares
-        self.places = SlurmPlaces(Allocation("", count, self.groups * self.size, tasks_of_nodes=(1,) * count), self.size)
+        ranks = self.groups * self.size
+        count = ranks + self.spares
+        self.places = SlurmPlaces(Allocation("", count, ranks, tasks_of_nodes=(1,) * count), self.size)
         self.nodes, self.lent = set(range(count)), set[int]()
         self.broken, self.noticed = set[int](), set[int]()
         """Of the broken nodes, those that Slurm takes for dead: of the others only a check finds it out."""
@@ -168,10 +169,10 @@ class NodeJob:
         for group in members:
             self.engines[group].begin_step(step)
             self.engines[group].run(step, run_of(plan.pieces(group)))
-        sums = [torch.stack(parts).sum(0) for parts in zip(*(self.engines[g].local_sum() for g in members), strict=True)]
-        scalars = {
-            name: sum(self.engines[group].scalars()[name] for group in members) for name in ("loss", "pieces")
-        }
+        sums = [
+            torch.stack(parts).sum(0) for parts in zip(*(self.engines[g].local_sum() for g in members), strict=True)
+        ]
+        scalars = {name: sum(self.engines[group].scalars()[name] for group in members) for name in ("loss", "pieces")}
         control.caught_up()
         control.all_voted()
         assert control.state.committed[0] == step

@@ -34,7 +34,10 @@ def main() -> int:
     seeds = range(args.seed, args.seed + args.schedules)
     rows: list[dict[str, object]] = []
     if args.slurm:
-        with tempfile.TemporaryDirectory(prefix="spare-slurm-") as folder, Cluster(Path(folder) / "c", NODES) as cluster:
+        with (
+            tempfile.TemporaryDirectory(prefix="spare-slurm-") as folder,
+            Cluster(Path(folder) / "c", NODES) as cluster,
+        ):
             for seed in seeds:
                 cluster.until_idle()
                 rows.append({"seed": seed, **played(cluster, Path(folder) / str(seed), seed)})

@@ -43,7 +43,11 @@ def launcher_address(run_dir: RunDirectory) -> str:
     told = glance(run_dir.launcher)
     if told is None:
         ended = glance(run_dir.summary)
-        how = f"the job of {run_dir.path} is over ({ended.get('outcome', 'no outcome')})" if ended else f"no job runs in {run_dir.path}"
+        how = (
+            f"the job of {run_dir.path} is over ({ended.get('outcome', 'no outcome')})"
+            if ended
+            else f"no job runs in {run_dir.path}"
+        )
         raise ConfigError(f"{how}: nothing is lent; spare-slurm must run it when its nodes are to be used")
     return str(told["address"])
 

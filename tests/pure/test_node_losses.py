@@ -84,7 +84,7 @@ def test_the_controller_loses_as_much_of_the_groups_time_as_the_plan_says() -> N
         ("--nodes-per-group 2 --rejoin-s 9 --standby-groups 1", "do not go together"),
         ("--nodes-per-group 2 --rejoin-s 9 --node-share 2", "must be a share from 0 to 1"),
         ("--nodes-per-group 2 --rejoin-s 9 --node-repair-h 0", "--node-repair-h is 0, but must be above 0"),
-        ("--nodes-per-group 2 --rejoin-s 9 --policy spare", "--nodes-per-group is only for --policy microbatch"),
+        ("--nodes-per-group 2 --rejoin-s 9 --policy replication", "--nodes-per-group is only for --policy microbatch"),
     ],
 )
 def test_nodes_that_cannot_be_simulated(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,9 @@ class Cluster:
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             outputs = "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.out")))
             assert not dead, f"{dead} ended before {what}\n{outputs}\n{self.log()}"
-            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{self.states()}\n{outputs}\n{self.log()}"
+            assert time.monotonic() < deadline_s, (
+                f"not within {timeout_s:g} s: {what}\n{self.states()}\n{outputs}\n{self.log()}"
+            )
             time.sleep(0.1)
 
     def _step_daemons(self, node: str = "") -> list[psutil.Process]:

@@ -128,7 +128,9 @@ class SlurmJob:
             *sorted(self.run_dir.path.glob("logs/tasks/*")),
         ]
         parts = [f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in paths if path.exists()]
-        return "\n".join([*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.states(), self.cluster.log()])
+        return "\n".join(
+            [*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.states(), self.cluster.log()]
+        )
 
 
 def submit(

@@ -20,7 +20,8 @@ from tests.process.returning import calm_weights
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of
 
-PIECES, STEPS = 2, 60
+PIECES, STEPS, LAST = 2, 60, 4
+"""Steps with events, and those after the last one, in which all that have nodes come back."""
 EVENTS = ("breaks", "breaks", "breaks", "repaired", "repaired", "lent", "leaves", "nothing", "nothing")
 
 
@@ -37,10 +38,12 @@ class NodeJob:
         self.broken, self.noticed = set[int](), set[int]()
         """Of the broken nodes, those that Slurm takes for dead: of the others only a check finds it out."""
         self.waiting: set[int] = set()
-        policy = Policy(redundancy=self.groups, pieces_per_shard=PIECES, steps=STEPS + 1)
+        policy = Policy(redundancy=self.groups, pieces_per_shard=PIECES, steps=STEPS + LAST + 1)
         self.control = JobControl(job_spec(policy, self.groups, self.groups, PIECES, "microbatch"), check=True)
         self.control.open(0, range(self.groups))
         self.engines = {group: self._engine() for group in range(self.groups)}
+        self.voted = set(self.engines)
+        """Those that were members in the last step."""
         self.counts: Counter[str] = Counter()
         self.digests: list[set[str]] = []
 
@@ -50,7 +53,7 @@ class NodeJob:
             self._event(self.rng.choice(EVENTS))
             self._step()
         self._settle()
-        for _ in range(2):
+        for _ in range(LAST):
             self._step()
         calm = calm_weights(len(self.digests), self.groups, PIECES)
         unlike = sum(found != {digest} for found, digest in zip(self.digests, calm[1:], strict=True))
@@ -87,8 +90,9 @@ class NodeJob:
             self._look_at_all()
 
     def _may_go(self, node: int) -> bool:
-        """Whether a group trains that the loss of a node does not strike."""
-        return any(node not in self.places.nodes_of(group) for group in self.control.state.live)
+        """Whether the loss of a node leaves a group that has voted, without which the job would end."""
+        live = self.control.state.live
+        return any(node not in self.places.nodes_of(group) for group in self.voted & live.keys())
 
     def _away(self, nodes: Collection[int], kind: str) -> None:
         """A node breaks or, if it is a lent one, leaves; then its group is looked at."""
@@ -111,7 +115,7 @@ class NodeJob:
         progress = [(g, self.rng.randint(0, int(loads[g]))) for g in state.live if g not in lost and loads[g]]
         if lost:
             self.control.lost(lost, progress)
-        if learning := [group for group in struck if group in state.learners]:
+        if learning := [group for group in struck if group in self.control.state.learners]:
             self.control.learners_lost(learning)
         self.counts["losses"] += len(lost)
         self.waiting |= set(struck)
@@ -137,7 +141,7 @@ class NodeJob:
             self.control.returns(group)
         owned = [node for one in range(self.groups) for node in self.places.nodes_of(one)]
         assert len(set(owned)) == len(owned) == self.groups * self.size, "a node has two owners"
-        self._moved(look.moves, group)
+        self._moved({one: moves for one, moves in look.moves.items() if one != group or look.fault is None}, group)
 
     def _moved(self, moves: dict[int, list[Move]], looked_at: int | None = None) -> None:
         for group, changes in moves.items():
@@ -176,9 +180,10 @@ class NodeJob:
         control.caught_up()
         control.all_voted()
         assert control.state.committed[0] == step
+        control.caught_up()  # those that it admitted have its result
         for group in members:
             self.engines[group].apply(step, sums, scalars)
-        self.engines = {group: self.engines[group] for group in members}
+        self.engines, self.voted = {group: self.engines[group] for group in members}, set(members)
         for group in control.state.live.keys() - self.engines.keys():
             self.engines[group] = self._copy(self.engines[members[0]])
         self.digests.append({engine.digest() for engine in self.engines.values()})

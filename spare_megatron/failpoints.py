@@ -116,6 +116,7 @@ REPLACED = (
     "status.json",
     "summary.json",
     "processes.json",
+    "launcher.json",
     "choice-life-N.json",
     "group-N.json",
     "group-N-store.json",

@@ -16,13 +16,15 @@ from spare_megatron.cli.plots import write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
+from spare_megatron.sim.node_losses import NodeFigures, mean_lost_share, trials_for
 from spare_megatron.theory.reduction_cost import ACCUMULATOR_BYTES
 from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity
-from spare_megatron.tuner.cluster_figures import ClusterFigures
+from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
 from spare_megatron.tuner.piece_size import PieceSize, with_figures, without_figures
 from spare_megatron.tuner.standby_choice import SHARE_MAX, CostedPair, choose_pair
@@ -32,6 +34,7 @@ EXAMPLE = (
     "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "
     "--compute-s 64 --reduce-s 10; where lost groups come back: ... --rejoin-s 600 --state-gib 40"
 )
+SPARE_NODES_MAX = 8
 COLUMNS = (
     ("redundancy", "r"),
     ("endurable_failures", "endured"),
@@ -55,8 +58,13 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         help="number of GPUs of one group: TP x PP x CP x inner data parallel",
     )
-    rate = made.add_mutually_exclusive_group(required=True)
-    rate.add_argument("--mtbf-s", type=float, help="mean time between losses anywhere in the cluster, seconds")
+    rate = made.add_mutually_exclusive_group()
+    rate.add_argument(
+        "--mtbf-s",
+        type=float,
+        help="mean time between losses anywhere in the cluster, seconds (default: that of a GPU that fails once in "
+        f"{LLAMA3_MTBF_GPU_HOURS:g} hours, Llama 3's)",
+    )
     rate.add_argument("--trace", type=Path, metavar="CSV", help="file of past losses, lines TIME_S,NODE")
     add(
         "--weibull-shape",
@@ -141,6 +149,21 @@ def parser() -> argparse.ArgumentParser:
         default="fp32",
         help="how gradients are summed over groups (default: fp32)",
     )
+    add(
+        "--gpus-per-node",
+        type=int,
+        metavar="G",
+        help="GPUs of a node: also simulates nodes that are repaired, with 0 to "
+        f"{SPARE_NODES_MAX} spare ones, where groups that wait put theirs together (spare-slurm)",
+    )
+    add("--node-repair-h", type=float, metavar="H", help="mean time of a node's repair, hours (default: 24)")
+    add(
+        "--node-share",
+        type=float,
+        metavar="S",
+        help="share of the losses that take a node out; after the others the group starts again on it (default: 0.7)",
+    )
+    add("--group-restart-s", type=float, metavar="S", help="time of a group's restart, seconds (default: 300)")
     add("--plot", type=Path, metavar="FILE.png", help="draw the candidates to this file")
     add("--json", action="store_true", help="print one JSON object")
     return made
@@ -182,6 +205,8 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "reason": "; ".join(filter(None, (plan.reason, other, advised))),
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
+    if args.gpus_per_node is not None:
+        found["spare_nodes"] = _spare_nodes(args, cluster)
     if args.topology is not None:
         found["topology"] = _topology(args.topology, cluster.num_groups, plan)
     return found
@@ -248,7 +273,13 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         raise ConfigError(f"--standby-groups-max is {args.standby_groups_max}, but must be at least 0")
     if not 0 <= args.activations_gib < float("inf"):
         raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
+    for name in ("node_repair_h", "node_share", "group_restart_s"):
+        if getattr(args, name) is not None and args.gpus_per_node is None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} {getattr(args, name):g} has no effect without --gpus-per-node G; give both")
     mtbf_s, shape = args.mtbf_s, args.weibull_shape
+    if mtbf_s is None and args.trace is None:
+        mtbf_s = 3600 * LLAMA3_MTBF_GPU_HOURS / max(1, args.gpus)
     if args.trace is not None:
         trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
         mtbf_s = trace.mtbf_s
@@ -290,6 +321,32 @@ def _memory(args: argparse.Namespace, piece_microbatches: int) -> Memory | None:
     return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib, piece_microbatches)
 
 
+def _spare_nodes(args: argparse.Namespace, cluster: ClusterFigures) -> list[dict[str, float]]:
+    """The share of the groups' time that is lost while nodes are repaired, for each number of spare nodes."""
+    if args.gpus_per_node < 1 or args.gpus_per_group % args.gpus_per_node:
+        raise ConfigError(
+            f"--gpus-per-group {args.gpus_per_group} is no multiple of --gpus-per-node {args.gpus_per_node}; only "
+            "groups of whole nodes are simulated"
+        )
+    given = {"repair_h": args.node_repair_h, "taken_out": args.node_share}
+    given["restart_h"] = None if args.group_restart_s is None else args.group_restart_s / 3600
+    figures = NodeFigures(
+        groups=cluster.num_groups,
+        nodes_per_group=args.gpus_per_group // args.gpus_per_node,
+        mtbf_h=cluster.mtbf_s * args.gpus / args.gpus_per_node / 3600,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    trials = trials_for(figures)
+    return [
+        {
+            "spare_nodes": spares,
+            "lost": round(mean_lost_share(figures, spares, True, trials), 5),
+            "lost_without_salvage": round(mean_lost_share(figures, spares, False, trials), 5),
+        }
+        for spares in range(SPARE_NODES_MAX + 1)
+    ]
+
+
 def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:
     domains = parse_topology(_lines(path, "--topology"), str(path), num_groups)
     spread = spread_over_domains(build_placement(num_groups, plan.chosen.redundancy), domains)
@@ -317,6 +374,10 @@ def text_of(found: dict[str, Any]) -> str:
         parts = ", ".join(f"{name} {value:g}" for name, value in memory.items() if name != "plain_megatron")
         others = ", ".join(f"{name} {value:g}" for name, value in plain.items())
         lines += [f"GiB per GPU: {parts}", f"plain Megatron: {others}"]
+    for row in found.get("spare_nodes", ()):
+        lost, without = (f"{row[name]:.2%}" for name in ("lost", "lost_without_salvage"))
+        nodes = counted(row["spare_nodes"], "spare node")
+        lines.append(f"{nodes}: {lost} of the groups' time is lost while nodes are repaired, {without} without salvage")
     if "topology" in found:
         lines += [_numbers(found["topology"]["group_numbers"]), found["topology"]["reason"]]
     lines.append(found["reason"])

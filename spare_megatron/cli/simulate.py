@@ -117,6 +117,31 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         help="seconds from a group's death until it could take the state of the others (default: it stays away)",
     )
+    add(
+        "--nodes-per-group",
+        type=int,
+        metavar="G",
+        help="a failure takes one of the G nodes of its group out, or none; --rejoin-s then counts from the moment in "
+        "which the group has all its nodes",
+    )
+    add("--spare-nodes", type=int, metavar="K", help="nodes that take the place of broken ones (default: 0)")
+    add(
+        "--node-repair-h",
+        type=float,
+        metavar="H",
+        help=f"mean time of a node's repair, hours (default: {_D.cluster.node_repair_h:g})",
+    )
+    add(
+        "--node-share",
+        type=float,
+        metavar="S",
+        help=f"share of the failures that take a node out (default: {_D.cluster.node_share:g})",
+    )
+    add(
+        "--no-salvage",
+        action="store_true",
+        help="groups that wait for nodes keep their fit ones, instead of putting them together as under spare-slurm",
+    )
     add_transfer_flags(made)
     add(
         "--donor-share",
@@ -209,6 +234,11 @@ def case_of(args: argparse.Namespace) -> Case:
         save_s=args.save_s,
         restart_s=args.restart_s,
         rejoin_s=args.rejoin_s,
+        nodes_per_group=_or(args.nodes_per_group, 0),
+        spare_nodes=_or(args.spare_nodes, 0),
+        node_repair_h=_or(args.node_repair_h, _D.cluster.node_repair_h),
+        node_share=_or(args.node_share, _D.cluster.node_share),
+        salvage=not args.no_salvage,
         transfer_s=transfer_s,
         result_s=result_s,
         donor_share=_or(args.donor_share, _D.cluster.donor_share),
@@ -273,6 +303,17 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
         raise ConfigError(
             f"--straggler-slowdown {args.straggler_slowdown:g} has no effect without --stragglers K; give both"
         )
+    if args.nodes_per_group is None:
+        for name in ("spare_nodes", "node_repair_h", "node_share"):
+            if getattr(args, name) is not None:
+                flag = f"--{name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{flag} {getattr(args, name):g} has no effect without --nodes-per-group G; give both"
+                )
+        if args.no_salvage:
+            raise ConfigError("--no-salvage has no effect without --nodes-per-group G; give both")
+    elif args.nodes_per_group < 1:
+        raise ConfigError(f"--nodes-per-group is {args.nodes_per_group}, but must be at least 1")
     if args.topology is None and args.domain_mtbf_s:
         raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} has no effect without --topology FILE; give both")
     if args.topology is not None and not args.domain_mtbf_s:

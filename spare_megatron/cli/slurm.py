@@ -21,7 +21,7 @@ from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.report import leave_report
-from spare_megatron.config.allocation import Allocation, allocation_of
+from spare_megatron.config.allocation import Allocation, allocation_of, of_batch_script
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
@@ -37,6 +37,7 @@ from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.slurm_commands import node_names
 from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
+from spare_megatron.launch.slurm_lend import lend_nodes
 from spare_megatron.launch.slurm_life import SlurmLaunch
 from spare_megatron.wakeups import ask_for_short_waits
 
@@ -105,7 +106,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
     made.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
-    made.add_argument("script", help="the Python script that every rank runs")
+    made.add_argument(
+        "--lend",
+        metavar="RUN_DIR",
+        help="train nothing, but lend the nodes to the job of this run directory, which another spare-slurm runs",
+    )
+    made.add_argument("script", nargs="?", default="", help="the Python script that every rank runs")
     made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
     return made
 
@@ -113,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
 def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """The launch that the flags describe; raises ConfigError where they do not fit together. ``words`` is the command
     line, which the coordinators are given too."""
-    allocation = allocation_of(os.environ)
+    allocation = allocation_of(of_batch_script(os.environ))
     told = launcher_flags(args.flags, os.environ, saved_args)
     size = told.group_size if args.group_size is None else args.group_size
     if size >= 1 and args.num_groups is not None:
@@ -139,6 +145,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         health_check=told.health_check,
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
+        listen=args.listen,
         tls_dir=args.tls_dir,
         on_event=told.on_event,
     )
@@ -190,6 +197,20 @@ def start(launch: SlurmLaunch) -> int:
         display.close()
 
 
+def lend(args: argparse.Namespace) -> int:
+    """Lend the nodes of the batch script; returns its exit code."""
+    if args.script:
+        raise ConfigError(f"--lend trains nothing, but a script is given ({args.script}); leave one of them out")
+
+    def say(text: str) -> None:
+        sys.stdout.write(f"spare-slurm: {text}\n")
+        sys.stdout.flush()
+
+    run_dir = RunDirectory(Path(args.lend).absolute())
+    allocation = allocation_of(os.environ)
+    return asyncio.run(lend_nodes(allocation, run_dir, shlex.split(args.srun), args.tls_dir, say))
+
+
 def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
     """Run one coordinator process, in the step of the coordinators; returns its exit code."""
     log, errors = launch.run_dir.coordinator_log, launch.run_dir.coordinator_errors
@@ -214,6 +235,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     outlive_the_disk()
     try:
         failpoints.act_as("launch")
+        if args.lend:
+            return lend(args)
+        if not args.script:
+            raise ConfigError("no script is given; name the Python script of the ranks, or --lend RUN_DIR")
         launch = launch_of(args, words)
         return coordinate(launch, args) if args.life else start(launch)
     except ConfigError as error:

@@ -9,6 +9,16 @@ from dataclasses import dataclass, replace
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import number
 
+OF_A_STEP = (
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NTASKS",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_JOB_NODELIST",
+    "SLURM_TASKS_PER_NODE",
+)
+"""Variables that srun sets anew for the processes of a step."""
+KEPT = "SPARE_BATCH_"
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -106,6 +116,18 @@ def allocation_of(environ: Mapping[str, str]) -> Allocation:
         node_list=environ.get("SLURM_JOB_NODELIST", ""),
         tasks_of_nodes=_tasks_of_nodes(environ.get("SLURM_TASKS_PER_NODE", ""), nodes, ranks),
     )
+
+
+def kept_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a batch script gives to the processes of a step, so that they know its allocation."""
+    return {f"{KEPT}{name}": environ[name] for name in OF_A_STEP if name in environ}
+
+
+def of_batch_script(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a batch script as far as :func:`allocation_of` reads it, from that of a process which was
+    given :func:`kept_variables`."""
+    kept = {name.removeprefix(KEPT): value for name, value in environ.items() if name.startswith(KEPT)}
+    return {**{name: value for name, value in environ.items() if not kept or name not in OF_A_STEP}, **kept}
 
 
 def _tasks_of_nodes(text: str, nodes: int, ranks: int) -> tuple[int, ...]:

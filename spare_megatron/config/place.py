@@ -18,6 +18,12 @@ PLACE_FILE = "SPARE_PLACE_FILE"
 variables that the place adds to the environment."""
 
 
+LENT_TO = "SPARE_LENT_TO"
+"""Environment variable of a rank on a lent node: the launcher of the job's other ranks."""
+POSITIONS = "SPARE_POSITIONS"
+"""Environment variable of a step of Slurm with some ranks of a group only: their positions, separated by commas."""
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of one rank in the job."""
@@ -46,6 +52,8 @@ class Place:
     """Process id of the spare-launch that this rank must not outlive; 0: none."""
     place_file: str = ""
     """The file in which this process's place will be; until then it is as a rank of group 0. Empty: it has one."""
+    lent: bool = False
+    """This rank is on a node that is only lent to the job: a signal that asks a process to leave means the node."""
     starts_again: bool = False
     """Whoever started this rank starts the whole job again when the coordinator asks for it (a planned restart)."""
 
@@ -114,7 +122,8 @@ def world_hint(environ: Mapping[str, str]) -> WorldHint:
             "group with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
         )
     if number(environ, "SLURM_PROCID") is not None and number(environ, "SPARE_GROUP") is not None:
-        size = required(environ, "SLURM_NTASKS", "SLURM_PROCID")
+        some = POSITIONS in environ
+        size = required(environ, *(("SPARE_GROUP_SIZE", POSITIONS) if some else ("SLURM_NTASKS", "SLURM_PROCID")))
         return WorldHint("slurm", required(environ, "SPARE_NUM_GROUPS", "SPARE_GROUP"), size, None)
     if number(environ, "SLURM_PROCID") is not None and (number(environ, "SLURM_NTASKS") or 1) > 1:
         return WorldHint("slurm", num_groups, None, required(environ, "SLURM_NTASKS", "SLURM_PROCID"))
@@ -138,6 +147,8 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         restarts = restarts or incarnation
     elif hint.launcher == "slurm":
         rank, alone = required(environ, "SLURM_PROCID", "SLURM_NTASKS"), number(environ, "SPARE_GROUP")
+        if alone is not None and POSITIONS in environ:
+            rank = int(environ[POSITIONS].split(",")[rank])
         group, position = divmod(rank, group_size) if alone is None else (alone, rank)
         if number(environ, "SPARE_INCARNATION") is None:
             incarnation = number(environ, "SLURM_RESTART_COUNT") or 0
@@ -159,7 +170,8 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         num_groups=num_groups,
         incarnation=incarnation,
         run_dir=run_dir,
-        launcher=hint.launcher,
+        launcher=environ.get(LENT_TO) or hint.launcher,
+        lent=LENT_TO in environ,
         group_size=group_size,
         life=number(environ, "SPARE_LIFE") or 1,
         restarts=restarts,

@@ -36,6 +36,7 @@ REFUSED_MAX = 100
 """Of how many hosts it is said that their callers were refused."""
 COORDINATOR = "spare_megatron.control.Coordinator"
 LEADER = "spare_megatron.control.Leader"
+LAUNCHER = "spare_megatron.control.Launcher"
 
 PENDING_MAX = 100_000
 """Calls that may wait to be accepted: gRPC itself cancels some of those beyond 1000."""
@@ -116,13 +117,13 @@ def open_channel(address: str, security: Security, patience_s: float) -> grpc.ai
     )
 
 
-def call_stream(channel: grpc.aio.Channel, service: str, security: Security, report: Any) -> Any:
+def call_stream(channel: grpc.aio.Channel, service: str, security: Security, report: Any, order: Any = pb.Order) -> Any:
     """Open the bidirectional stream ``Join`` of a service, which sends messages of type ``report`` and yields
-    orders."""
+    those of type ``order``."""
     method = channel.stream_stream(
         f"/{service}/Join",
         request_serializer=report.SerializeToString,
-        response_deserializer=pb.Order.FromString,
+        response_deserializer=order.FromString,
     )
     return method(metadata=security.metadata)
 

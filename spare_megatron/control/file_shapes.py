@@ -167,6 +167,7 @@ _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "summary.json": ({}, _SUMMARY),
     "processes.json": ({}, {"ranks": each(_RANK), "waiting": each(_waiting)}),
     "coordinator.json": (_ADDRESS, {}),
+    "launcher.json": ({"address": text}, {}),
     "accepted.json": ({"directory": text}, {}),
     "clock.json": ({"boot": text, "boot_unix_s": number}, {}),
 }

@@ -2,7 +2,8 @@
 
 The JSON files are replaced atomically, so that a reader sees the old one or the new one. The coordinator writes its
 address, the token, the journal, metrics and status; a group's leader the address at which its ranks reach it;
-spare-launch the list of processes; a rank its notices and the sentence of a user's error.
+spare-launch the list of processes; spare-slurm the address where it takes lent nodes; a rank its notices and the
+sentence of a user's error.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.timeline = self.path / "timeline.pftrace"
         self.processes = self.path / "processes.json"
+        self.launcher = self.path / "launcher.json"
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"

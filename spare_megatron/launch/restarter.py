@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from spare_megatron.config.exits import ExitCode, status_words
@@ -40,8 +41,8 @@ class StandbyStock(Protocol):
         """Give one the place of the group that lost ``lost``; returns who has it, in words. Where ``rests`` nothing is
         started on the devices that are left. Raises OSError where it cannot be told."""
 
-    async def come(self, timeout_s: float) -> None:
-        """Wait until another one is there, ``timeout_s`` at most."""
+    async def come(self, group: int, timeout_s: float) -> None:
+        """Wait until another one is there, or there is news for ``group``; ``timeout_s`` at most."""
 
 
 class NoStandbys:
@@ -53,7 +54,7 @@ class NoStandbys:
         """Nobody asks for what is not there."""
         raise AssertionError(f"no standby can be {start} after {lost}")
 
-    async def come(self, timeout_s: float) -> None:
+    async def come(self, group: int, timeout_s: float) -> None:
         """None will."""
         await asyncio.sleep(timeout_s)
 
@@ -163,9 +164,13 @@ class Restarter:
 
         while await goes_on():
             if self._is_left(start.group):
-                await self._standbys.come(ASK_AGAIN_S)
+                await self._standbys.come(start.group, ASK_AGAIN_S)
             elif await until_fit(
-                lambda: self._fault(start), f"group {start.group}", self._say, goes_on, self._standbys.come
+                lambda: self._fault(start),
+                f"group {start.group}",
+                self._say,
+                goes_on,
+                partial(self._standbys.come, start.group),
             ):
                 break
         return known

@@ -6,9 +6,10 @@ than its time-out, and an answer that does not come counts as "not known", never
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from spare_megatron.config.allocation import Allocation
 
@@ -112,6 +113,46 @@ def nodes_answer(allocation: Allocation) -> bool:
 def node_names(node_list: str) -> list[str]:
     """The names of the nodes that Slurm writes as 'n[1-4]'; empty where it does not answer."""
     return ask("scontrol", "show", "hostnames", node_list).stdout.split()
+
+
+def racks_of(names: Sequence[str]) -> list[str]:
+    """The lowest switch, or the block, that Slurm's topology has above each of the nodes; empty where it has none."""
+    shown = ask("scontrol", "show", "topology").stdout
+    found = re.finditer(r"^(?:SwitchName=(\S+) Level=0|BlockName=(\S+)) .*?\bNodes=(\S+)", shown, re.MULTILINE)
+    rack_of = {name: one[1] or one[2] for one in found for name in expanded(one[3])}
+    return [rack_of.get(name, "") for name in names] if rack_of else []
+
+
+def expanded(node_list: str) -> Iterator[str]:
+    """The names in 'n[1-3,07],gpu1', without asking Slurm, as a topology has a list for each of many switches."""
+    for one in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", node_list):
+        texts = re.split(r"\[([^\]]*)\]", one)
+        choices = [[text] if index % 2 == 0 else list(_numbers(text)) for index, text in enumerate(texts)]
+        yield from map("".join, itertools.product(*choices))
+
+
+def _numbers(text: str) -> Iterator[str]:
+    """'1', '2', '3', '07' of '1-3,07'."""
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield str(number).zfill(len(first))
+
+
+def in_service(names: Sequence[str]) -> dict[str, bool]:
+    """Whether Slurm says of each node that it answers, and is not taken out of service."""
+    found = {}
+    for line in ask("scontrol", "--oneliner", "show", "node", ",".join(names)).stdout.splitlines():
+        told = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        state = told.get("State", "DOWN")
+        out = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN"}.intersection(state.split("+"))
+        found[told.get("NodeName", "")] = not out and "*" not in state
+    return found
+
+
+def step_names(job: str) -> list[str]:
+    """The names of a job's steps."""
+    return ask("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%j").stdout.split()
 
 
 def batch_script_is_lost(job: str) -> bool:

@@ -1,5 +1,6 @@
 """Starts lost groups again in a Slurm allocation, each as a step of its own: on the nodes where it ran, or on a spare
-one where a node is lost, is not fit for it, or has failed too often.
+one where a node is lost, is not fit for it, or has failed too often. Where nothing is spare, groups that wait for nodes
+put their fit ones together (:mod:`spare_megatron.launch.slurm_places`).
 
 Nobody reports the exits of ranks under Slurm. A group is gone when the coordinator's status has not named it for
 LEAVE_S, in which its ranks leave by themselves, or when the step of its restart has ended.
@@ -11,30 +12,37 @@ node that is dead gets no step. What a node that does not answer still runs of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.place import LENT_TO, POSITIONS
+from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.brief_command import run_command
 from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
+from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.life_report import LINES_SHOWN, tail
+from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
-from spare_megatron.launch.restarter import Restarter
-from spare_megatron.launch.slurm_commands import SRUN, node_names, told_of
-from spare_megatron.launch.slurm_places import SlurmPlaces
+from spare_megatron.launch.restarter import NoStandbys, Restarter
+from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, told_of
+from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 
+RESUMED_LOOK_S = 10.0
+"""Time between two looks at whether Slurm has nodes again that groups wait for."""
 AT_ONCE = 16
-"""So many nodes at most are checked at once, each by itself."""
+"""So many nodes at most are checked at once."""
 SWEEP_LIMIT_S = 30.0
 """How long the nodes of a group have to kill what is left of it; one that is slower counts as lost."""
 
@@ -63,6 +71,24 @@ class SlurmRanks:
         return self.allocation.ranks // self.group_size
 
 
+class NodeNews(NoStandbys):
+    """Wakes groups that wait for nodes when they have been given some."""
+
+    def __init__(self) -> None:
+        self._news: dict[int, asyncio.Event] = {}
+
+    def wake(self, group: int) -> None:
+        """Let a group be looked at now."""
+        self._news.setdefault(group, asyncio.Event()).set()
+
+    async def come(self, group: int, timeout_s: float) -> None:
+        """Wait until a group is woken, ``timeout_s`` at most."""
+        news = self._news.setdefault(group, asyncio.Event())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), timeout_s)
+        news.clear()
+
+
 class SlurmGroups:
     """The groups of one life. Used in one event loop."""
 
@@ -76,9 +102,11 @@ class SlurmGroups:
         say: Callable[[str], None],
         over: Callable[[], bool],
         first_alive: Callable[[], bool],
+        lent: LentNodes,
     ) -> None:
         """``first_alive`` says whether the step that the life began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
+        self._news = NodeNews()
         self._restarter = Restarter(
             lambda: first_alive() or self.alive,
             client,
@@ -87,15 +115,18 @@ class SlurmGroups:
             self._begin,
             say,
             over,
+            standbys=self._news,
             elsewhere=self._elsewhere,
         )
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
+        self._lent: dict[int, LentNode] = {}
+        """Number of each node that was lent in this life, also of those that have left."""
+        self._all_lent = lent
+        self._loop = asyncio.get_running_loop()
         self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
-        self._resting: set[int] = set()
-        """Nodes that a drained group has left: nothing is started on them."""
-        self._names: list[str] = []
-        """Of all nodes that the job began with; the first check of a group's nodes asks for them."""
+        self._names: dict[int, str] = {}
+        """Of all nodes that the job began with, which the first look asks for, and of lent ones."""
         self._absences = Absences(self._newest.values())
         self._handled: set[GroupStart] = set()
         """The starts whose loss is known here."""
@@ -103,7 +134,7 @@ class SlurmGroups:
     @property
     def alive(self) -> bool:
         """Whether the step of a restart goes on."""
-        return any(child.alive for child in self._steps.values())
+        return any(child.alive for child in self._steps.values()) or any(node.starts for node in self._lent.values())
 
     @property
     def errors(self) -> list[Path]:
@@ -119,6 +150,11 @@ class SlurmGroups:
 
     async def watch(self) -> None:
         """Bring lost groups back until the life is over."""
+        if self._restarter.works:
+            for node in self._all_lent.nodes:
+                self.take(node)
+            self._all_lent.user = self
+            self._client.beside(self._notice_resumed())
         while self._restarter.works and not self._over():
             await asyncio.sleep(LOOK_S)
             status = glance(self._ranks.run_dir.status)
@@ -132,15 +168,23 @@ class SlurmGroups:
             if failed:
                 self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)
-            self._client.beside(self._restarter.bring_back(start))
+            self._client.beside(self._bring_back(start))
+
+    async def _bring_back(self, start: GroupStart) -> None:
+        try:
+            await self._restarter.bring_back(start)
+        finally:
+            self._places.waits_no_more(start.group)
 
     def _elsewhere(self, start: GroupStart) -> bool:
-        """Whether a drained group may go on elsewhere."""
-        return self._places.has_room
+        """Whether a drained group may go on elsewhere. Where it is a lent node that leaves, the others of its nodes are
+        not to rest: its drain is taken back once it has left."""
+        mine = self._places.nodes_of(start.group)
+        return self._places.has_room and all(self._lent[node].usable for node in mine if node in self._lent)
 
-    def _ended(self, start: GroupStart, child: Child) -> None:
-        """The step of a restart has ended; its exit code is the highest of its ranks."""
-        status = child.status if child.status is not None else 1
+    def _ended(self, start: GroupStart, status: int) -> None:
+        """The ranks of a restart have ended, those of its step or on a lent node; ``status`` is their highest exit
+        code."""
         if status == ExitCode.BAD_INPUT:
             sentences = self._ranks.run_dir.told_errors(start.group)
             if sentences:
@@ -154,116 +198,199 @@ class SlurmGroups:
         """Why the nodes of a group cannot run it now."""
         over = threading.Event()
         try:
-            fault, moves = await asyncio.to_thread(self._fault_of, start, over.is_set)
+            look = await asyncio.to_thread(self._look, start, over.is_set)
         finally:
             over.set()
-        for sentence in moves:
-            self._say(sentence)
-        return fault
+        others = look.moves.keys() - {start.group}
+        # a group that is not whole may have gone to and fro between nodes none of which is fit
+        self._tell({group: moves for group, moves in look.moves.items() if look.fault is None or group in others})
+        for group in others:
+            self._news.wake(group)
+        return look.fault
 
-    def _fault_of(self, start: GroupStart, over: Callable[[], bool]) -> tuple[HealthFault | None, list[str]]:
-        """The fault, and how the group moves to other nodes, in words."""
-        self._names = self._names or node_names(self._ranks.allocation.node_list)
+    def _tell(self, all_moves: Mapping[int, Sequence[Move]]) -> None:
+        for group, moves in all_moves.items():
+            for move in moves:
+                kind = "lent" if move.other in self._lent else "spare"
+                whose = f"the {kind} node " if move.giver is None else ""
+                of = "" if move.giver is None else f" of group {move.giver}, which waits for nodes too"
+                there = f"{whose}{self._names[move.other]}{of}"
+                self._say(f"group {group} moves from {self._names[move.node]} to {there}: {move.why}")
+
+    def _look(self, start: GroupStart, over: Callable[[], bool]) -> NodesLook:
+        nodes = self._nodes()
+        if nodes is None:
+            return NodesLook(HealthFault("node", "Slurm does not name the nodes of the job"))
+        return look_at_nodes(self._places, start.group, nodes, lambda some: self._unfit(start, some, over))
+
+    def _nodes(self) -> JobNodes | None:
+        """What Slurm, and those who lend, say of the nodes; None where Slurm does not."""
+        own = range(self._ranks.allocation.num_nodes)
+        if not self._names.keys() >= set(own):
+            names = node_names(self._ranks.allocation.node_list)
+            self._names.update(zip(own, names, strict=False))
+            self._places.racks = dict(enumerate(racks_of(names)))
         here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
-        if not self._names or not here:
-            return HealthFault("node", "Slurm does not name the nodes of the job"), []
-        places, group = self._places, start.group
-        usable = {node for node, name in enumerate(self._names) if name in here} - self._resting
-        drained = group in (glance(self._ranks.run_dir.status) or {}).get("drained", [])
-        left = set(places.nodes_of(group)) if drained else set[int]()
-        unfit, told = dict[int, HealthFault](), list[str]()
-        while True:
-            nodes = places.nodes_of(group)
-            for node in set(nodes) - usable:
-                unfit[node] = HealthFault("node", f"Slurm does not name {self._names[node]} as a node of the job")
-            for node in left.intersection(nodes):
-                unfit[node] = HealthFault("node", f"{self._names[node]} is drained")
-            for node in places.failing(set(nodes) - unfit.keys()):
-                unfit[node] = HealthFault("node", f"{self._names[node]} has failed too often")
-            if not unfit.keys() & set(nodes):
-                unfit |= self._unfit(start, nodes, over)
-            away = [node for node in nodes if node in unfit]
-            if not away:
-                return None, told
-            moves = places.move(group, unfit.keys(), usable)
-            if not moves:
-                often = set(places.failing(away)) & usable - left
-                serious = [unfit[node] for node in away if node not in often]
-                return (serious[0] if serious else self._as_it_is(start, nodes, over)), told
-            self._resting |= left & moves.keys()
-            for node, other in moves.items():
-                names = f"from {self._names[node]} to the spare node {self._names[other]}"
-                told.append(f"group {group} moves {names}: {unfit[node].sentence}")
+        if not self._names.keys() >= set(own) or not here:
+            return None
+        usable = {node for node, lent in list(self._lent.items()) if lent.usable}
+        usable |= {node for node in own if self._names[node] in here}
+        drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
+        return JobNodes(self._names, usable, drained, set(self._lent))
 
-    def _as_it_is(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> HealthFault | None:
-        """Nothing is spare for nodes that fail often, so they are used as long as they are fit."""
-        return next(iter(self._unfit(start, nodes, over).values()), None)
+    def _unfit(self, start: GroupStart, nodes: Collection[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
+        """Sweep and check nodes, each by itself, as the others are fit all the same; why those that cannot run the
+        group cannot."""
+        with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
+            faults = pool.map(lambda node: self._checked(start, node, over), nodes)
+            return {node: fault for node, fault in zip(nodes, faults, strict=True) if fault is not None}
 
-    def _unfit(self, start: GroupStart, nodes: list[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
-        """Sweep and check the nodes; why those that cannot run the group cannot. Each by itself where others could take
-        its place, else all with one step, and then the first stands for all."""
-        each = [[node] for node in nodes] if self._places.has_room else [nodes]
-        with ThreadPoolExecutor(min(len(each), AT_ONCE), "nodes") as pool:
-            faults = pool.map(lambda some: self._checked(start, [self._names[node] for node in some], over), each)
-            return {some[0]: fault for some, fault in zip(each, faults, strict=True) if fault is not None}
-
-    def _checked(self, start: GroupStart, nodes: list[str], over: Callable[[], bool]) -> HealthFault | None:
-        """Kill what is left of a group on these nodes, and run the user's check there."""
-        ranks = self._ranks
+    def _checked(self, start: GroupStart, number: int, over: Callable[[], bool]) -> HealthFault | None:
+        """Kill what is left of a group on a node, and run the user's check there."""
+        ranks, node = self._ranks, self._names[number]
+        if number in self._lent:
+            asked = self._lent[number].check(start.group, ranks.health_check)
+            try:
+                return asyncio.run_coroutine_threadsafe(asked, self._loop).result(SWEEP_LIMIT_S + COMMAND_LIMIT_S)
+            except TimeoutError:
+                return HealthFault("node", f"the lent node {node} does not answer")
         run_dir, group, size = ranks.run_dir.path, start.group, ranks.group_size
         sweep = (sys.executable, "-m", "spare_megatron.launch.group_sweep", str(run_dir), str(group), str(size))
-        fault = self._on_each(nodes, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "its nodes", over)
+        fault = self._on(node, (*sweep, str(start.incarnation)), SWEEP_LIMIT_S, "node", "", over)
         if fault is not None or not ranks.health_check:
             return fault
         check = ("/bin/sh", "-c", ranks.health_check)
-        return self._on_each(nodes, check, COMMAND_LIMIT_S, "command", FLAG, over)
+        return self._on(node, check, COMMAND_LIMIT_S, "command", f"{FLAG}: ", over)
 
-    def _on_each(
-        self, nodes: list[str], command: tuple[str, ...], limit_s: float, kind: str, what: str, over: Callable[[], bool]
+    def _on(
+        self, node: str, command: tuple[str, ...], limit_s: float, kind: str, what: str, over: Callable[[], bool]
     ) -> HealthFault | None:
-        """Run a command once on each node; why that failed."""
-        number = str(len(nodes))
-        where = ("--overlap", f"--nodelist={','.join(nodes)}", f"--nodes={number}", f"--ntasks={number}")
-        step = (*SRUN, *where, "--ntasks-per-node=1", f"--job-name={self._ranks.step_name}-check", *command)
+        """Run a command on a node; why that failed."""
+        where = ("--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1")
+        step = (*SRUN, *where, f"--job-name={self._ranks.step_name}-check", *command)
         # without an incarnation: what runs here is no rank, and no sweep is to take it for one
         environ = {name: value for name, value in self._ranks.environ.items() if name != "SPARE_INCARNATION"}
         found = run_command(step, limit_s, self._processes.guard, over, environ=environ, hear_all=True)
         if found.status == 0:
             return None
-        return HealthFault(kind, f"{', '.join(nodes)}: {what}: {found.words(limit_s)}")
+        return HealthFault(kind, f"{node}: {what}{found.words(limit_s)}")
 
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
-        places = self._places.of(group)
-        names = self._names
-        hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
-        hosts.parent.mkdir(parents=True, exist_ok=True)
-        hosts.write_text("".join(f"{names[node]}\n" for node, _ in places))
+        places = list(enumerate(self._places.of(group)))
+        own = [(position, place) for position, place in places if place[0] not in self._lent]
         environ = {
             **ranks.environ,
             "SPARE_GROUP": str(group),
             "SPARE_NUM_GROUPS": str(ranks.num_groups),
             "SPARE_INCARNATION": str(start.incarnation),
             "SPARE_RESTARTS": str(start.restarts),
-            "SPARE_LOCAL_RANK_FROM": str(places[0][1]),
+        }
+        for node in {place[0] for _, place in places} - {place[0] for _, place in own}:
+            self._begin_lent(start, node, [(m, place[1]) for m, place in places if place[0] == node], environ)
+        self._newest[group] = start
+        if own:
+            self._begin_own(start, own, environ)
+
+    def _begin_lent(
+        self, start: GroupStart, node: int, ranks: Sequence[tuple[int, int]], environ: Mapping[str, str]
+    ) -> None:
+        """Start the ranks (position, local number) of a group that are on a lent node."""
+        log = self._ranks.run_dir.log_of
+        seats = [
+            pb.RankPlace(position=m, local_rank=local, log=str(log(start.group, m, start.incarnation)))
+            for m, local in ranks
+        ]
+        order = start_order(start, self._ranks.command[1:], {**environ, LENT_TO: "slurm"}, seats)
+        self._lent[node].start(start, order, lambda status: self._ended(start, status))
+
+    def _begin_own(self, start: GroupStart, own: Sequence[tuple[int, NodePlace]], environ: Mapping[str, str]) -> None:
+        """Start the ranks of a group that are on nodes of the job, as a step."""
+        ranks, group = self._ranks, start.group
+        hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
+        hosts.parent.mkdir(parents=True, exist_ok=True)
+        hosts.write_text("".join(f"{self._names[node]}\n" for _, (node, _) in own))
+        environ = {
+            **environ,
+            "SPARE_LOCAL_RANK_FROM": str(own[0][1][1]),
             "SLURM_HOSTFILE": str(hosts),
         }
+        log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
+        if len(own) < ranks.group_size:
+            environ[POSITIONS] = ",".join(str(position) for position, _ in own)
+            log = log.replace("rank-%t.", "task-%t.")
         # the file of hosts says it all, and newer versions take no number of nodes beside it
         for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
             environ.pop(name, None)
-        log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
-        self._newest[group] = start
         self._steps[start] = self._processes.start(
             f"group {group}",
             [
                 *(*SRUN, "--no-kill", "--open-mode=append", "--overlap", "--distribution=arbitrary"),
-                *(f"--ntasks={len(places)}", f"--output={log}"),
+                *(f"--ntasks={len(own)}", f"--output={log}"),
                 *(*ranks.srun_options, f"--job-name={ranks.step_name}-group-{group}", *ranks.command),
             ],
             environ,
             self._log(start),
-            lambda child: self._ended(start, child),
+            lambda child: self._ended(start, child.status if child.status is not None else 1),
         )
+
+    # ----------------------------------------------------------------------------------------- nodes that come and go
+
+    def take(self, node: LentNode) -> None:
+        """A node is lent: it is for groups that wait, and spare where none does."""
+        number = self._places.add_node(node.places)
+        self._names[number], self._lent[number] = node.name, node
+        self._client.beside(self._salvage())
+
+    async def _salvage(self) -> None:
+        """Give the nodes that there are to groups that wait."""
+
+        def salvaged() -> dict[int, list[Move]]:
+            nodes = self._nodes()
+            return self._places.salvage(nodes.here, nodes.drained) if nodes is not None else {}
+
+        moves = await asyncio.to_thread(salvaged)
+        self._tell(moves)
+        for group in moves:
+            self._news.wake(group)
+
+    async def leave(self, node: LentNode, why: str) -> None:
+        """Let the groups with ranks on a lent node leave with a commit; then they are started elsewhere, or wait. A
+        group that nothing can do without stays, and is lost with the node."""
+        groups = sorted({start.group for start in node.starts})
+        if groups and not self._over():
+            reason = f"the lent node {node.name} is to leave ({why})"
+            answer = await self._client.tell("Drain", pb.DrainRequest(groups=groups, reason=reason), pb.DrainAnswer)
+            if answer is not None and answer.refusal:
+                self._say(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
+            await node.until_empty()
+            if not self._over():
+                request = pb.DrainRequest(groups=groups, reason=f"the lent node {node.name} has left", undo=True)
+                await self._client.tell("Drain", request, pb.DrainAnswer)
+
+    def lose(self, node: LentNode) -> None:
+        """A lent node has left."""
+        for number, one in self._lent.items():
+            if one is node:
+                self._places.close_node(number)
+
+    async def _notice_resumed(self) -> None:
+        """Wake groups that wait for a node of the job which Slurm takes for alive again."""
+        out: set[str] = set()
+        while not self._over():
+            await asyncio.sleep(RESUMED_LOOK_S)
+            waiting = {
+                group: {self._names[node] for node in nodes if node not in self._lent}
+                for group, nodes in self._places.waiting().items()
+            }
+            names = sorted(set().union(*waiting.values()))
+            served = await asyncio.to_thread(in_service, names) if names else {}
+            back = {name for name in out if served.get(name)}
+            out = {name for name, serves in served.items() if not serves}
+            for name in sorted(back):
+                self._say(f"{name} is in service again")
+            for group in sorted(group for group, missed in waiting.items() if missed & back):
+                self._news.wake(group)
 
     def _log(self, start: GroupStart) -> Path:
         return self._ranks.run_dir.logs / f"srun-group-{start.group}.incarnation-{start.incarnation}.log"

@@ -11,15 +11,20 @@ the job. Then the batch script cannot end the job after the life, so a coordinat
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.channel import security_of
 from spare_megatron.control.disk import patiently
 from spare_megatron.control.run_directory import read_json, write_json
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
+from spare_megatron.launch.lent_nodes import LentNodes, NodeNeeds
 from spare_megatron.launch.life_report import ended_life, forget_last_life
+from spare_megatron.launch.node_facts import paths_of
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.restart_policy import (
     EndedLife,
@@ -38,9 +43,11 @@ from spare_megatron.launch.slurm_commands import (
     nodes_answer,
     requeue,
     slurm_queues_again,
+    step_names,
     time_left_s,
     told_of,
 )
+from spare_megatron.launch.slurm_lend import LEND_STEP
 from spare_megatron.launch.slurm_life import SlurmLaunch, SlurmLife
 from spare_megatron.launch.supervisor import SIGNALS_WAIT_S, on_stop_signals
 
@@ -65,16 +72,26 @@ class SlurmJob:
         launch = self._launch
         restarts = GroupRestarts(launch.max_group_restarts, launch.group_restart_pause_s)
         memory = LaunchMemory(restarts, Incarnations())
+        lends = LEND_STEP in await asyncio.to_thread(step_names, launch.allocation.job)
+        if lends:
+            raise ConfigError("this Slurm job lends its nodes to another job; train in a Slurm job of its own")
+        security = security_of(self._dir, launch.tls_dir, create=True)
         with Processes() as processes:
-            while True:
-                forget_last_life(self._dir)
-                life = self._life = SlurmLife(launch, processes, memory, self._say)
-                decision = await self._decide(life, await life.run(self._stop_reason))
-                if decision.sentence:
-                    self._say(decision.sentence)
-                if decision.code is not None:
-                    break
-        return self._leave(decision, decision.code)
+            async with LentNodes(self._dir, security, launch.listen, _needs(launch), self._say) as lent:
+                decision, code = await self._lives(processes, memory, lent)
+        return self._leave(decision, code)
+
+    async def _lives(
+        self, processes: Processes, memory: LaunchMemory, lent: LentNodes
+    ) -> tuple[RestartDecision, ExitCode]:
+        while True:
+            forget_last_life(self._dir)
+            life = self._life = SlurmLife(self._launch, processes, memory, self._say, lent)
+            decision = await self._decide(life, await life.run(self._stop_reason))
+            if decision.sentence:
+                self._say(decision.sentence)
+            if decision.code is not None:
+                return decision, decision.code
 
     async def _decide(self, life: SlurmLife, code: ExitCode) -> RestartDecision:
         """Decide what follows ``life``. If that is another life, no process of this one is left on return."""
@@ -116,6 +133,12 @@ class SlurmJob:
         self._stop_reason = reason
         if self._life is not None:
             self._life.request_stop(reason)
+
+
+def _needs(launch: SlurmLaunch) -> NodeNeeds:
+    """What a lent node must have."""
+    paths = [*paths_of(launch.command[1:]), str(launch.run_dir.path)]
+    return NodeNeeds(os.getcwd(), paths, min(launch.group_size, launch.allocation.ranks_per_node))
 
 
 def last_life(

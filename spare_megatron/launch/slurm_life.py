@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spare_megatron.config.allocation import Allocation
+from spare_megatron.config.allocation import Allocation, kept_variables
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control.channel import security_of
@@ -27,6 +27,7 @@ from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_restarts import FIRST_PAUSE_S, LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
+from spare_megatron.launch.lent_nodes import LentNodes
 from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.restart_checkpoint import publish_accepted
@@ -68,6 +69,8 @@ class SlurmLaunch:
     """The user's command before a lost group is started again; empty: none."""
     srun_options: tuple[str, ...] = ()
     requeue: bool = True
+    listen: str = "0.0.0.0:0"
+    """Where coordinators, and the server for lent nodes, listen."""
     tls_dir: str = ""
     on_event: str = ""
     """The operator's command, which the coordinator runs for each event."""
@@ -84,11 +87,16 @@ class SlurmLife:
     """One life, from the start of its coordinators and ranks until a coordinator has said how it ended."""
 
     def __init__(
-        self, launch: SlurmLaunch, processes: Processes, memory: LaunchMemory, say: Callable[[str], None]
+        self,
+        launch: SlurmLaunch,
+        processes: Processes,
+        memory: LaunchMemory,
+        say: Callable[[str], None],
+        lent: LentNodes,
     ) -> None:
-        """``say`` shows one line to the user, behind the launcher's name."""
+        """``say`` shows one line to the user, behind the launcher's name; ``lent`` are the nodes that others lend."""
         self._launch, self._dir, self._processes, self._say = launch, launch.run_dir, processes, say
-        self._memory = memory
+        self._memory, self._lent = memory, lent
         self._terms = Terms(self._dir)
         newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
         self._before = published.fencing if published else 0
@@ -116,6 +124,8 @@ class SlurmLife:
             self._status = await self._until_over()
             await self._let_ranks_leave()
         finally:
+            self._lent.user = None
+            self._lent.kill_all()
             self._client.close()
         return code_of(self._status)
 
@@ -159,7 +169,7 @@ class SlurmLife:
                 *("--overlap", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"),
                 *(*launch.coordinator, "--life", str(self._number), *launch.words),
             ],
-            launch.environ,
+            {**launch.environ, **kept_variables(launch.environ)},
             self._dir.logs / "srun-coordinators.log",
             lambda _: None,
         )
@@ -216,6 +226,7 @@ class SlurmLife:
             self._say,
             lambda: self._status is not None,
             self._first_alive,
+            self._lent,
         )
         self._client.beside(self._groups.watch())
 

@@ -77,7 +77,7 @@ class Standbys:
         """Whether one could take a place now."""
         return bool(self._since_s())
 
-    async def come(self, timeout_s: float) -> None:
+    async def come(self, group: int, timeout_s: float) -> None:
         """Wait until another standby is started, ``timeout_s`` at most."""
         self._came.clear()
         with contextlib.suppress(asyncio.TimeoutError):

@@ -40,6 +40,15 @@ class Cluster:
     rejoin_s: float | None = None
     """Time from a group's death until it could take the state; None where it stays away until the whole job
     restarts."""
+    nodes_per_group: int = 0
+    """Nodes of a group, of which an interruption takes one out for a repair; 0: groups are what fails and returns."""
+    spare_nodes: int = 0
+    node_repair_h: float = 24.0
+    """Mean time of a node's repair, in hours. ``rejoin_s`` then counts from when a group has all its nodes."""
+    node_share: float = 0.7
+    """Share of the interruptions that take a node out; after the others the group starts again on its nodes."""
+    salvage: bool = True
+    """Groups that wait for nodes put theirs together, as under spare-slurm."""
     transfer_s: float = 0.0
     """Time in which all donors together give a learner the state; 0: it has it at once, and is not compared."""
     result_s: float = 0.0
@@ -63,6 +72,16 @@ class Cluster:
             _not_negative(_flag(name), getattr(self, name))
         if self.rejoin_s is not None:
             _not_negative("--rejoin-s", self.rejoin_s)
+        for name in ("nodes_per_group", "spare_nodes"):
+            _not_negative(_flag(name), getattr(self, name))
+        if self.nodes_per_group and self.rejoin_s is None:
+            raise ConfigError(
+                f"--nodes-per-group {self.nodes_per_group} has no effect without --rejoin-s S, the time in which a "
+                "group starts on its nodes; give both"
+            )
+        _positive("--node-repair-h", self.node_repair_h)
+        if not 0 <= self.node_share <= 1:
+            raise ConfigError(f"--node-share is {self.node_share:g}, but must be a share from 0 to 1")
         if not SHAPE_MIN <= self.weibull_shape <= SHAPE_MAX:
             raise ConfigError(
                 f"--weibull-shape {self.weibull_shape:g} is outside the range of real machines; use {SHAPE_MIN:g} to "
@@ -83,6 +102,13 @@ class Cluster:
                 f"--jitter {self.jitter:g} makes steps of negative length possible; use less than 0.3 (0.05 is usual)"
             )
         _one_of("--clocks", self.clocks, ("group", "system"))
+
+    @property
+    def away_s(self) -> float | None:
+        """Mean time until a lost group could take the state, where nothing is spare; None: it stays away."""
+        if self.rejoin_s is None or not self.nodes_per_group:
+            return self.rejoin_s
+        return self.rejoin_s + self.node_share * 3600 * self.node_repair_h
 
 
 @dataclass(frozen=True)
@@ -166,6 +192,11 @@ class Policy:
                     f"--save-interval-s {self.save_interval_s:g} is not above --save-s {cluster.save_s:g}: the job "
                     "would only save; use a longer interval or --async-save"
                 )
+        if self.standby_groups and cluster.nodes_per_group:
+            raise ConfigError(
+                f"--standby-groups {self.standby_groups} and --nodes-per-group {cluster.nodes_per_group} do not go "
+                "together: a launcher has standbys or spare nodes; leave one of them out"
+            )
         if self.adopt_s is not None:
             _not_negative("--adopt-s", self.adopt_s)
         if self.balance and self.relief:
@@ -185,6 +216,7 @@ class Policy:
         ours = {
             "--rejoin-s": cluster.rejoin_s is not None,
             "--state-gib": cluster.transfer_s > 0,
+            "--nodes-per-group": cluster.nodes_per_group > 0,
             "--standby-groups": self.standby_groups > 0,
             "--restart-after": self.restart_after is not None,
             "--balance": self.balance,

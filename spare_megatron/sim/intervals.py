@@ -46,10 +46,10 @@ def time_to_wipe_out_s(cluster: Cluster, policy: Policy) -> float:
     endured_s = endurable_failures(groups, redundancy) * cluster.mtbf_s
     if redundancy == groups:
         endured_s = _all_lost_s(cluster)
-    if cluster.rejoin_s is None:
+    if cluster.away_s is None:
         return endured_s
     each = 1 / (groups * cluster.mtbf_s)
-    down = min(1.0, each * cluster.rejoin_s)
+    down = min(1.0, each * cluster.away_s)
     # 0 where groups return at once, or where the power is below the smallest float.
     rate = groups * redundancy * each * down ** (redundancy - 1)
     return max(endured_s, 1 / rate) if rate > 0 else inf

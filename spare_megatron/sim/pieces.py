@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from spare_megatron.controller.messages import JobSpec
 from spare_megatron.sim.balance import Completion
+from spare_megatron.sim.node_returns import NodeReturns
 from spare_megatron.sim.policy_trial import PolicyTrial, Returns, job_spec
 from spare_megatron.sim.relieved_steps import RelievedSteps
 from spare_megatron.sim.script import Script
@@ -35,7 +36,11 @@ class PiecesEngine(PolicyTrial):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.piece_s = self.cluster.compute_s / self.policy.pieces_per_shard * (1 + self.policy.exact_share)
-        self.returns = Returns(self.policy.standby_groups)
+        self.returns = (
+            NodeReturns(self.cluster, self.seed)
+            if self.cluster.nodes_per_group
+            else Returns(self.policy.standby_groups)
+        )
         self.arriving: list[int] = []
         self.leaving = False
         self._transfers = Transfers(self.cluster, self.control) if self.cluster.transfer_s > 0 else None
@@ -164,15 +169,15 @@ class PiecesEngine(PolicyTrial):
             return groups
         self.control.learners_lost(hit)
         self.tally.learners_lost += len(hit)
-        self._gone(hit, at)
+        self._gone(hit, at, struck=True)
         self._transfers.follow(at)
         return [group for group in groups if group not in hit]
 
-    def _gone(self, groups: list[int], at: float) -> None:
+    def _gone(self, groups: list[int], at: float, struck: bool) -> None:
         """Learners that are there no more are repaired like any other group."""
         self.arriving = [group for group in self.arriving if group not in groups]
         for group in groups:
-            place = self.returns.died(group, at, self.cluster.rejoin_s)
+            place = self.returns.died(group, at, self.cluster.rejoin_s, struck)
             if place is not None:
                 self._arrive(place)
 
@@ -252,7 +257,8 @@ class PiecesEngine(PolicyTrial):
         self.tally.joins += len(joined) - len(back)
         self.arriving = [group for group in self.arriving if group not in state.live] + back
         if self._transfers is not None:
-            self._gone([group for group in self.arriving if group not in state.learners], self.now_s)
+            gone = [group for group in self.arriving if group not in state.learners]
+            self._gone(gone, self.now_s, struck=False)
 
     # ---- between the steps
 

@@ -51,6 +51,8 @@ class TrialCounts:
     save_s: float = 0.0
     work: float = 0.0
     """Sum over commits of the largest load, in shards."""
+    away_s: float = 0.0
+    """Sum over commits of the seconds of their step, times the groups that did not train at its end."""
     slowest_s: float = 0.0
     """Sum over commits of the seconds by which the slowest group takes longer than the mean group."""
 
@@ -69,6 +71,8 @@ class TrialResult:
     tally: TrialCounts = field(default_factory=TrialCounts)
     events: int = 0
     """Number of controller events."""
+    away: float = 0.0
+    """Mean share of the groups that did not train."""
 
 
 class PolicyTrial:
@@ -140,8 +144,10 @@ class PolicyTrial:
         while (committed := self.control.state.committed[0]) < steps:
             if self.now_s > self.limit_s:
                 return self._outcome(None)
+            began = self.now_s
             if self._step():
                 self.tally.steps_run += 1
+                self.tally.away_s += (self.now_s - began) * float(np.count_nonzero(~self.alive))
                 self.tally.steps_recomputed += self.control.state.committed[0] <= self.furthest
                 self.furthest = max(self.furthest, committed + 1)
                 if committed + 1 < steps:
@@ -154,8 +160,9 @@ class PolicyTrial:
     def _outcome(self, ratio: float | None) -> TrialResult:
         runs = max(1, self.tally.steps_run)
         available = 1.0 - self.tally.down_s / self.now_s if self.now_s else 1.0
+        away = self.tally.away_s / (self.now_s * self.cluster.num_groups) if self.now_s else 0.0
         return TrialResult(
-            self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events
+            self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events, away
         )
 
     def _open(self, first_step: int) -> None:
@@ -247,8 +254,10 @@ class Returns:
         """The time at which the next machine is repaired; infinite without one."""
         return self._repairs[0] if self._repairs else np.inf
 
-    def died(self, group: int, at_s: float, rejoin_s: float | None) -> int | None:
-        """Note that a group died; returns the place that a standby takes at once, or None without a standby."""
+    def died(self, group: int, at_s: float, rejoin_s: float | None, struck: bool = True) -> int | None:
+        """Note that a group died; returns the place that a standby takes at once, or None without a standby.
+        ``struck``: a failure was the reason, not an offer that it could not take; machines of whole groups are
+        repaired after either."""
         self._missing.append(group)
         if rejoin_s is not None:
             heapq.heappush(self._repairs, at_s + rejoin_s)

@@ -74,6 +74,7 @@ def summary(outcomes: Sequence[TrialResult], seed: int) -> dict[str, Any]:
     return {
         "time_to_train_ratio": {"mean": fmean(known) if len(known) == len(ratios) else None, "trials": ratios},
         "availability": fmean(outcome.availability for outcome in outcomes),
+        "groups_away": fmean(outcome.away for outcome in outcomes),
         "mean_work": fmean(outcome.mean_work for outcome in outcomes),
         "failures": mean("failures"),
         "masked": mean("masked"),

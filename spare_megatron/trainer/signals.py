@@ -21,7 +21,7 @@ from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.place import Place
 from spare_megatron.control.control_thread import leave_at_once
 from spare_megatron.control.session import Session
-from spare_megatron.control.stop_signals import stop_signals
+from spare_megatron.control.stop_signals import ignore_stop_signals, stop_signals
 
 LOST_S = 2.0
 """Within this time a rank knows that its group has lost another one."""
@@ -47,9 +47,15 @@ def stop_on_signals(place: Place, session: Session) -> Iterator[None]:
     """Inside this context the first signal asks the job to save and leave, in a thread of its own; later ones change
     nothing, because whoever does not want to wait can kill. For the main thread.
 
+    On a lent node such a signal means the node, whose agent lets the group leave.
+
     Where torchrun started the rank, it ends what is left of a group that lost a rank by the same signal, to start the
     group again: then this process leaves, and the job goes on.
     """
+    if place.lent:
+        ignore_stop_signals()
+        yield
+        return
     taken = stop_signals()
     reader, writer = socket.socketpair()
     writer.setblocking(False)

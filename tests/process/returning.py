@@ -10,6 +10,7 @@ from queue import SimpleQueue
 import torch
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.control.group_aggregation import joined_digests
 from spare_megatron.controller.messages import SendView, Vote
 from spare_megatron.controller.view import View
 from spare_megatron.coordinator.journal import Record, read
@@ -85,11 +86,12 @@ def check_simulated(job: Job, admissions: int) -> None:
     assert followed.actions > followed.commits
 
 
-def check_voted(journal: Path, groups: int, pieces: int = 2) -> None:
-    """Every step of a job of the toy, whose groups have one rank, was voted with the weights that one engine computes
-    which has the ``pieces`` of every group."""
+def check_voted(journal: Path, groups: int, pieces: int = 2, size: int = 1) -> None:
+    """Every step of a job of the toy, whose groups have ``size`` ranks, was voted with the weights that one group
+    computes which has the ``pieces`` of every group."""
     found = voted_in(journal)
-    weights = calm_weights(max(found), groups, pieces)
+    calm = calm_pipeline(max(found), groups, pieces, size)
+    weights = [joined_digests(ranks) if size > 1 else ranks[0] for ranks in calm]
     unlike = [step for step, digests in found.items() if digests != {weights[step]}]
     assert not unlike, f"weights differ from those of the calm run after steps {unlike}"
     assert found.keys() >= set(range(1, max(found)))

@@ -161,7 +161,7 @@ from types import SimpleNamespace
 from spare_megatron.trainer.signals import stop_on_signals
 asked = []
 session = SimpleNamespace(request_stop=asked.append)
-with stop_on_signals(SimpleNamespace(launcher="spare-launch"), session):
+with stop_on_signals(SimpleNamespace(launcher="spare-launch", lent=False), session):
     child = os.fork()
     if not child:
         time.sleep(60)

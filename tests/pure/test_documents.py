@@ -27,6 +27,7 @@ OF_A_JOB = {
         "coordinator.json",
         "coordinator.log",
         "job.json",
+        "launcher.json",
         "processes.json",
         "snapshot-000001.json",
         "status.json",

@@ -23,6 +23,7 @@ from spare_megatron.control.run_directory import RunDirectory, glance, read_json
 from spare_megatron.coordinator.journal import JournalError, verify
 from spare_megatron.coordinator.records import Records
 from spare_megatron.launch.life_report import live_groups, own_ends
+from spare_megatron.launch.node_agent import launcher_address
 from spare_megatron.page.exposition import exposition
 from spare_megatron.page.followed_run import FollowedRun
 from spare_megatron.watch.run_files import RunFiles
@@ -50,6 +51,7 @@ ODD: list[Any] = [
 ]
 FILES = (
     *("status.json", "processes.json", "summary.json", "coordinator.json", "accepted.json", "job.json", "clock.json"),
+    "launcher.json",
     *("leaders/group-0.json", "errors/group-0-rank-0.words.json", "metrics.jsonl", "journal.jsonl"),
 )
 
@@ -89,6 +91,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(path / "accepted.json", {"directory": "/nowhere"})
     write_json(path / "job.json", {"type": "JobDescription", "identity": {}, "train_iters": 4})
     write_json(path / "clock.json", {"boot": "b", "boot_unix_s": 1.0})
+    write_json(path / "launcher.json", {"address": "127.0.0.1:1", "host": "here", "pid": 1})
     (path / "leaders").mkdir()
     write_json(path / "leaders" / "group-0.json", {"incarnation": 0, "address": "127.0.0.1:1"})
     (path / "errors").mkdir()
@@ -134,12 +137,13 @@ def opened(run_dir: RunDirectory) -> None:
         read()
 
 
-READERS: dict[str, Callable[[RunDirectory], None]] = {
+READERS: dict[str, Callable[[RunDirectory], object]] = {
     "drain": departed,
     "page": watched,
     "files": waits,
     "launch": launched,
     "coordinator": opened,
+    "agent": launcher_address,
 }
 COMMANDS: dict[str, Callable[[str, str], int]] = {
     "status": lambda run, _: status.main([run]),
@@ -149,7 +153,7 @@ COMMANDS: dict[str, Callable[[str, str], int]] = {
 }
 
 
-def sentence_of(reader: Callable[[RunDirectory], None], run: Path) -> str:
+def sentence_of(reader: Callable[[RunDirectory], object], run: Path) -> str:
     """What the reader says of the directory; empty where it reads it. Other errors go on to the test."""
     try:
         reader(RunDirectory(run))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spare_megatron.config.allocation import allocation_of
+from spare_megatron.config.allocation import allocation_of, kept_variables, of_batch_script
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator.election import STAGGER, VACANT_LOOKS, Watch
 from spare_megatron.coordinator.terms import Term
@@ -77,6 +77,14 @@ def test_the_nodes_of_a_group() -> None:
     # what Slurm says of nodes that are not those of all ranks is not used
     unlike = allocation_of({**SLURM, "SLURM_NTASKS": "30", "SLURM_TASKS_PER_NODE": "8(x4)"})
     assert unlike.tasks_of_nodes == (8, 8, 8, 6)
+
+
+def test_a_process_of_a_step_knows_the_allocation_of_its_batch_script() -> None:
+    """srun says the tasks of the step instead."""
+    batch = {**SLURM, "SLURM_TASKS_PER_NODE": "8(x4)", "SLURM_JOB_NODELIST": "n[1-4]"}
+    step = {**batch, **kept_variables(batch), "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"}
+    assert allocation_of(of_batch_script(step)) == allocation_of(of_batch_script(batch)) == allocation_of(batch)
+    assert allocation_of(of_batch_script(step)).with_spares(3, 8).ranks == 24
 
 
 def test_the_world_size_of_an_allocation() -> None:

@@ -141,6 +141,11 @@ class Cluster:
         path = self.folder / "slurmctld.log"
         return path.read_text(errors="replace")[-3000:] if path.exists() else ""
 
+    def states(self) -> str:
+        """Of all nodes, jobs and steps, for a failing test."""
+        shown = (("sinfo", "--Node", "--long"), ("squeue", "--long"), ("squeue", "--steps"))
+        return "\n".join(self.call(*words) for words in shown)
+
     # --------------------------------------------------------------------------------------------------------- nodes
 
     def kill_node(self, node: str) -> None:
@@ -164,6 +169,10 @@ class Cluster:
         """Start a node's slurmd (again)."""
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self._conf))
 
+    def pause_node(self, node: str, paused: bool) -> None:
+        """A node's slurmd stands still, or goes on; what runs there does not notice."""
+        self._daemons[node].send_signal(signal.SIGSTOP if paused else signal.SIGCONT)
+
     def until_idle(self) -> None:
         """Start the nodes that were killed, and wait until all can take a job."""
         for node in self.nodes:
@@ -172,7 +181,9 @@ class Cluster:
         self._until("all nodes are idle", lambda: all(self.state(node) == "idle" for node in self.nodes))
 
     def clear(self) -> None:
-        """End all jobs, and what a dead node's slurmstepd would have ended."""
+        """End all jobs, and what a dead node's slurmstepd would have ended; nodes that a test has paused go on."""
+        for daemon in self._daemons.values():
+            daemon.send_signal(signal.SIGCONT)
         for job in self.jobs():
             self.call("scancel", job)
         for process in self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ):
@@ -231,7 +242,9 @@ class Cluster:
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             outputs = "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.out")))
             assert not dead, f"{dead} ended before {what}\n{outputs}\n{self.log()}"
-            assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{outputs}\n{self.log()}"
+            assert time.monotonic() < deadline_s, (
+                f"not within {timeout_s:g} s: {what}\n{self.states()}\n{outputs}\n{self.log()}"
+            )
             time.sleep(0.1)
 
     def _step_daemons(self, node: str = "") -> list[psutil.Process]:

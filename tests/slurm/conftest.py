@@ -1,4 +1,4 @@
-"""One cluster of four virtual nodes for all tests of this package; a test gets it with every node up and no job."""
+"""One cluster of seven virtual nodes for all tests of this package; a test gets it with every node up and no job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster, missing
 
-NODES = 4
+NODES = 7
 
 
 @pytest.fixture(scope="session")

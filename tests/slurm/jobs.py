@@ -14,24 +14,35 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.coordinator import journal
 from spare_megatron.coordinator.terms import Terms
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+STEPS, PIECES = 200, 2
+OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
+TOY = (
+    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.25"),
+    *("--redundancy", "3", "--heartbeat-s", "6"),
+)
+"""All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
+a test waits for has come, it hurries the rest."""
+QUICK = "quick"
+"""Where this file is there, nothing waits any more."""
 ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
 
 
 def edited(shipped: str, folder: Path, nodes: int, ranks: int, run_dir: Path, command: Sequence[str]) -> Path:
     """A shipped script with its five marked places changed; the command is what follows the run directory."""
     text = (ROOT / "scripts" / "slurm" / shipped).read_text()
+    option = "--lend" if shipped == "lend.sbatch" else "--run-dir"
     changes = {
         r"#SBATCH --nodes=\d+.*": f"#SBATCH --nodes={nodes}",
         r"#SBATCH --ntasks-per-node=\d+.*": f"#SBATCH --ntasks-per-node={ranks}",
         r"#SBATCH --gpus-per-node=\d+.*\n": "",
         r"#SBATCH --time=\S+.*": "#SBATCH --time=00:10:00",
-        r"exec spare-slurm .*": f"exec spare-slurm --run-dir {run_dir} {shlex.join(command)}",
+        r"exec spare-slurm .*": f"exec spare-slurm {option} {run_dir} {shlex.join(command)}",
     }
     for pattern, replacement in changes.items():
         text, count = re.subn(pattern, replacement, text)
@@ -71,7 +82,10 @@ class SlurmJob:
                 ours = environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ
                 if ours and process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
                     first = int(environ.get("SPARE_GROUP", 0)) * int(environ["SPARE_GROUP_SIZE"])
-                    found[first + int(environ["SLURM_PROCID"])] = process.pid
+                    some = environ.get("SPARE_POSITIONS", "").split(",")
+                    number = int(environ["SLURM_PROCID"])
+                    position = environ.get("SPARE_POSITION") or (some[number] if some[0] else number)
+                    found[first + int(position)] = process.pid
         return found
 
     def fencing(self) -> int:
@@ -114,7 +128,9 @@ class SlurmJob:
             *sorted(self.run_dir.path.glob("logs/tasks/*")),
         ]
         parts = [f"--- {path.name}\n{path.read_text(errors='replace')[-2500:]}" for path in paths if path.exists()]
-        return "\n".join([*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.log()])
+        return "\n".join(
+            [*parts, f"--- terms: {Terms(self.run_dir).newest()}", self.cluster.states(), self.cluster.log()]
+        )
 
 
 def submit(
@@ -134,3 +150,32 @@ def submit(
     told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
     job = cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
     return SlurmJob(cluster, RunDirectory(run_dir), output, job)
+
+
+def lend(job: SlurmJob, folder: Path, nodes: int, ranks: int, *options: str) -> SlurmJob:
+    """Queue a job that lends its nodes to another one; its output is in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output = folder / "lend.out"
+    script = edited("lend.sbatch", folder, nodes, ranks, job.run_dir.path, ())
+    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    lending = job.cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
+    return SlurmJob(job.cluster, job.run_dir, output, lending)
+
+
+def until_told(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
+    """The command of a job of groups of ``size`` ranks that trains until it is told to leave, and is not queued again.
+    With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
+    number = () if groups is None else ("--num-groups", str(groups))
+    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
+    return (*OWN, "--no-requeue", "--group-size", str(size), *number, *toy)
+
+
+def live(job: SlurmJob) -> dict[str, int]:
+    """Group -> incarnation of the members."""
+    members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
+    return members
+
+
+def node_of(pid: int) -> str:
+    """The virtual node on which a process runs."""
+    return str(psutil.Process(pid).environ()["SLURMD_NODENAME"])

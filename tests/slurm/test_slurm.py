@@ -1,4 +1,4 @@
-"""The shipped batch scripts on a real Slurm of four virtual nodes: nodes die, signals come, the job goes on.
+"""The shipped batch scripts on a real Slurm of seven virtual nodes: nodes die, signals come, the job goes on.
 
 Most tests train the toy model of the protocol tests: its weights are equal, bit for bit, whatever failed.
 """
@@ -12,28 +12,16 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from spare_megatron.config.injection import VARIABLE
-from spare_megatron.control.run_directory import glance
 from tests.process.harness import toy_digests
 from tests.process.returning import calm_weights, check_voted
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SlurmJob, submit
+from tests.slurm.jobs import OWN, PIECES, QUICK, STEPS, TOY, SlurmJob, lend, live, node_of, submit, until_told
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS, PIECES = 200, 2
-OWN = ("--lease-s", "3", "--listen", "127.0.0.1:0")
-TOY = (
-    *("tests/process/toy_train.py", "--steps", str(STEPS), "--pieces", str(PIECES), "--piece-s", "0.25"),
-    *("--redundancy", "3", "--heartbeat-s", "6"),
-)
-"""All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
-a test waits for has come, it hurries the rest."""
-QUICK = "quick"
-"""Where this file is there, nothing waits any more."""
 TWO_RANKS = ("--group-size", "2", *OWN, *TOY, "--piece-s", "0.125")
 MEGATRON = (
     *("pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"),
@@ -73,17 +61,9 @@ def hurry(job: SlurmJob, folder: Path) -> None:
     job.until("the last step", lambda: any(step == STEPS for _, step in lives(job)), timeout_s=120)
 
 
-def until_second_life(job: SlurmJob) -> None:
+def until_life(job: SlurmJob, number: int) -> None:
     """Until it has committed a step."""
-    job.until("the second life", lambda: any(life == 2 for life, _ in lives(job)))
-
-
-def until_told(*flags: str, groups: int | None = None) -> tuple[str, ...]:
-    """The command of a job of groups of one rank that trains until it is told to leave, and is not queued again. With
-    ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
-    number = () if groups is None else ("--num-groups", str(groups))
-    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
-    return (*OWN, "--no-requeue", "--group-size", "1", *number, *toy)
+    job.until(f"life {number}", lambda: any(life == number for life, _ in lives(job)))
 
 
 def lives(job: SlurmJob) -> list[tuple[int, int]]:
@@ -122,9 +102,16 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
 
 
-def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, tmp_path: Path, calm: str) -> None:
-    job = one_rank_a_node(cluster, tmp_path)
+def test_a_planned_restart_stays_in_the_allocation_and_sigterm_to_the_steps_queues_the_job_again(
+    cluster: Cluster, tmp_path: Path, calm: str
+) -> None:
+    job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
     job.until_step(4)
+    os.kill(job.ranks()[1], signal.SIGKILL)
+    until_life(job, 2)
+    assert cluster.show(job.id)["Restarts"] == "0"
+    assert "the job starts again from" in job.output.read_text()
+    job.until_step(job.metrics[-1]["step"] + 4)
     cluster.call("scancel", "--signal=TERM", job.id)
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
@@ -132,63 +119,84 @@ def test_sigterm_to_the_steps_saves_and_queues_the_job_again(cluster: Cluster, t
     hurry(job, tmp_path)
     told = job.until_ended()
     assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
-    left = sum(life == 1 for life, _ in lives(job))
-    assert 4 <= left < STEPS
-    assert lives(job) == [(1, t) for t in range(1, left + 1)] + [(2, t) for t in range(left + 1, STEPS + 1)]
-    assert digest(job.run_dir.path) == calm
+    check_restarted(job, calm, 3)
+    left = max(step for life, step in lives(job) if life == 2)
+    assert 8 <= left < STEPS
 
 
-def test_a_planned_restart_after_a_ranks_death_stays_in_the_allocation(
-    cluster: Cluster, tmp_path: Path, calm: str
+def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_group(
+    cluster: Cluster, tmp_path: Path
 ) -> None:
-    job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
-    job.until_step(4)
-    os.kill(job.ranks()[1], signal.SIGKILL)
-    until_second_life(job)
-    hurry(job, tmp_path)
-    told = job.until_ended()
-    assert (told["JobState"], told["ExitCode"], told["Restarts"]) in [(*good, "0") for good in GOOD], job.report()
-    check_restarted(job, calm)
-    assert "the job starts again from" in job.output.read_text()
-
-
-def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: Cluster, tmp_path: Path) -> None:
-    words = until_told("--redundancy", "2")
-    job = submit(cluster, tmp_path, words, nodes=2, ranks=1)
+    """Three groups of two nodes and a spare one. A group whose process dies is started again where it ran. When nothing
+    is spare any more, a node of group 1 and one of group 2 die at once: the two that are left are one whole group."""
+    words = until_told("--piece-s", "0.05", groups=3, size=2)
+    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=7, ranks=1)
     job.until_step(4)
     before = job.ranks()
+    assert sorted(before) == [0, 1, 2, 3, 4, 5]
     os.kill(before[1], signal.SIGKILL)
-    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1})
-    job.until_step(job.metrics[-1]["step"] + 4)
-    assert job.ranks()[0] == before[0]
-    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
-    assert job.until_ended()["ExitCode"] == "4:0", job.report()
-    assert "group 1 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
-    assert job.metrics[-1]["live_groups"] == 2
-    check_voted(job.run_dir.journal, groups=2)
-
-
-def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
-    """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
-    words = until_told(groups=3)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
-    job.until_step(4)
+    job.until("group 0 is back", lambda: live(job) == {"0": 1, "1": 0, "2": 0})
+    assert "group 0 is started again, as incarnation 1: restart 1 of at most 3" in job.output.read_text()
     before = job.ranks()
-    assert sorted(before) == [0, 1, 2]
-    cluster.kill_node("n3")
-    job.until("group 2 is back", lambda: live(job) == {"0": 0, "1": 0, "2": 1}, timeout_s=200)
-    assert psutil.Process(job.ranks()[2]).environ()["SLURMD_NODENAME"] == "n4"
+    assert [node_of(before[task]) for task in (0, 1)] == ["n1", "n2"]
+    cluster.kill_node("n6")
+    job.until("group 2 is back", lambda: live(job) == {"0": 1, "1": 0, "2": 1}, timeout_s=200)
+    assert [node_of(job.ranks()[task]) for task in (4, 5)] == ["n5", "n7"]
     job.until_step(job.metrics[-1]["step"] + 3)
     cluster.kill_node("n4")
-    job.until("the loss is masked", lambda: live(job) == {"0": 0, "1": 0})
+    cluster.kill_node("n7")
+    job.until("group 1 is back", lambda: live(job) == {"0": 1, "1": 1}, timeout_s=200)
+    assert [node_of(job.ranks()[task]) for task in (2, 3)] == ["n3", "n5"]
     job.until_step(job.metrics[-1]["step"] + 3)
     assert {task: pid for task, pid in job.ranks().items() if task < 2} == {0: before[0], 1: before[1]}
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     output = job.output.read_text()
-    assert "1 spare node (n4): it can take the place of a lost node" in output
-    assert "group 2 moves from n3 to the spare node n4" in output
-    check_voted(job.run_dir.journal, groups=3)
+    assert "1 spare node (n7): it can take the place of a lost node" in output
+    assert "group 2 moves from n6 to the spare node n7" in output
+    assert "group 1 moves from n4 to n5 of group 2, which waits for nodes too" in output
+    check_voted(job.run_dir.journal, groups=3, size=2)
+
+
+def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
+    """A group of two nodes waits for one that does not answer for a while; then it loses it for good, and a lent one
+    completes the group, which is drained before that leaves. Nothing is lent to a job that is over."""
+    words = until_told("--piece-s", "0.05", groups=2, size=2)
+    job = submit(cluster, tmp_path, words, nodes=4, ranks=1)
+    job.until_step(4)
+    cluster.pause_node("n4", True)
+    os.kill(job.ranks()[3], signal.SIGKILL)
+    job.until("a look", lambda: "group 1 is not started again yet, n4" in job.output.read_text())
+    cluster.pause_node("n4", False)
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1}, timeout_s=120)
+    job.until_step(job.metrics[-1]["step"] + 3)
+
+    cluster.kill_node("n4")
+    job.until("the loss is masked", lambda: live(job) == {"0": 0})
+    lending = lend(job, tmp_path / "lend", 2, 1, "--nodelist=n5,n6")
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 2}, timeout_s=200)
+    ranks = job.ranks()
+    lent = node_of(ranks[3])
+    assert (node_of(ranks[2]), lent) in [("n3", "n5"), ("n3", "n6")]
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=USR1", lending.id)
+    assert lending.until_ended()["ExitCode"] == "0:0", lending.output.read_text() + job.report()
+    assert live(job) == {"0": 0}
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    assert job.ranks() == {}
+    assert not job.run_dir.launcher.exists()
+    output = job.output.read_text()
+    assert f"the node {lent} is lent to the job, with room for 1 rank" in output
+    assert f"group 1 moves from n4 to the lent node {lent}" in output
+    assert f"the lent node {lent} is to leave" in output
+    summary = json.loads(job.run_dir.summary.read_text())
+    assert (summary["failures_masked"], summary["steps_lost"]) == (2, 0), "who was drained was not lost"
+    check_voted(job.run_dir.journal, groups=2, size=2)
+    late = lend(job, tmp_path / "late", 1, 1)
+    assert late.until_ended()["ExitCode"] == "2:0"
+    assert "nothing is lent" in late.output.read_text()
 
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
@@ -220,17 +228,11 @@ def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: P
     for again in (1, 2, 3):
         os.kill(job.ranks()[1], signal.SIGKILL)
         job.until("group 1 is back", lambda again=again: live(job) == {"0": 0, "1": again}, timeout_s=120)  # type: ignore[misc]
-    assert psutil.Process(job.ranks()[1]).environ()["SLURMD_NODENAME"] == "n3"
+    assert node_of(job.ranks()[1]) == "n3"
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()
     assert "group 1 moves from n2 to the spare node n3: n2 has failed too often" in job.output.read_text()
     check_voted(job.run_dir.journal, groups=2)
-
-
-def live(job: SlurmJob) -> dict[str, int]:
-    """Group -> incarnation of the members."""
-    members: dict[str, int] = (glance(job.run_dir.status) or {"live": {}})["live"]
-    return members
 
 
 @pytest.mark.full
@@ -248,14 +250,15 @@ def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(cluster: Cluster, 
     check_restarted(job, calm)
 
 
-def check_restarted(job: SlurmJob, calm: str) -> None:
-    """One planned restart lost no step, and all groups trained the second life."""
+def check_restarted(job: SlurmJob, calm: str, last_life: int = 2) -> None:
+    """Restarts lost no step, and all groups trained every life but the first."""
     lines = job.metrics
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), job.report()
-    assert [line["live_groups"] for line in lines if line["life"] == 2] == [2] * sum(x["life"] == 2 for x in lines)
-    assert {line["life"] for line in lines} == {1, 2}
+    assert {line["live_groups"] for line in lines if line["life"] > 1} == {2}
+    assert sorted({line["life"] for line in lines}) == list(range(1, last_life + 1))
     summary = json.loads(job.run_dir.summary.read_text())
-    assert (summary["lives"], summary["steps_lost"], summary["wipe_outs"], summary["failures_masked"]) == (2, 0, 0, 1)
+    found = (summary["lives"], summary["steps_lost"], summary["wipe_outs"], summary["failures_masked"])
+    assert found == (last_life, 0, 0, 1)
     assert digest(job.run_dir.path) == calm
 
 
@@ -264,7 +267,7 @@ def test_a_preempted_job_saves_and_goes_on_afterwards(cluster: Cluster, tmp_path
     job.until_step(4)
     script = tmp_path / "urgent.sh"
     script.write_text("#!/bin/bash\ntrue\n")
-    urgent = cluster.sbatch(script, "--nodes=4", "--exclusive", "--partition=urgent", cwd=tmp_path)
+    urgent = cluster.sbatch(script, f"--nodes={len(cluster.nodes)}", "--exclusive", "--partition=urgent", cwd=tmp_path)
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
     hurry(job, tmp_path)
@@ -282,7 +285,7 @@ def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Pa
     job.until_step(4)
     # scancel may end with "try again later" after the signal has arrived; the element's exit code tells that it did.
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job.id}_1"], env=cluster.environ, check=False, timeout=60)
-    until_second_life(job)
+    until_life(job, 2)
     hurry(job, tmp_path)
     job.until("no element is left", lambda: not cluster.jobs())
     assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"

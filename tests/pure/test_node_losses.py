@@ -1,0 +1,99 @@
+"""What is lost while nodes are repaired, simulated with the places of groups as the launcher gives them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+
+from spare_megatron.cli import plan, simulate
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.sim.node_losses import NodeFigures, lost_share, mean_lost_share
+
+LLAMA3 = 50_675 / 8
+"""Hours between two interruptions of a node of 8 GPUs."""
+
+
+def test_without_spares_a_group_is_away_for_its_share_of_repairs() -> None:
+    """One group: it trains for 1 / rate on average and is then away for a repair, so renewals give the share."""
+    figures = NodeFigures(1, 16, LLAMA3, restart_h=0.0)
+    away_h, trains_h = 24.0, LLAMA3 / 16 / 0.7
+    share = sum(lost_share(figures, 0, True, seed, days=1000) for seed in range(60)) / 60
+    assert share == pytest.approx(away_h / (away_h + trains_h), rel=0.08)
+
+
+def test_salvage_leaves_one_group_away_where_each_has_lost_a_node() -> None:
+    """Four groups of many nodes that break often, with long repairs: without salvage most of them wait."""
+    figures = NodeFigures(4, 16, 2000.0, repair_h=200.0, taken_out=1.0, restart_h=0.0)
+    without = mean_lost_share(figures, 0, False, 6)
+    with_it = mean_lost_share(figures, 0, True, 6)
+    assert with_it < 0.6 * without
+    assert mean_lost_share(figures, 8, True, 6) < 0.7 * with_it
+
+
+def test_interruptions_that_leave_the_node_cost_a_restart_each() -> None:
+    figures = NodeFigures(4, 2, 100.0, taken_out=0.0, restart_h=1.0)
+    assert mean_lost_share(figures, 0, True, 8) == pytest.approx(1 / (1 + 100 / 2), rel=0.15)
+
+
+def test_spare_plan_says_what_spare_nodes_are_worth(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--gpus", "64", "--gpus-per-group", "16", "--restart-s", "600", "--save-s", "10", "--compute-s", "10"]
+    words += ["--reduce-s", "1", "--standby-groups", "0", "--steps", "1000", "--redundancy", "2"]
+    assert plan.main([*words, "--gpus-per-node", "8", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["mtbf_s"] == pytest.approx(3600 * 49152 / 64), "Llama 3's rate is the default"
+    rows = found["spare_nodes"]
+    assert [row["spare_nodes"] for row in rows] == list(range(9))
+    assert rows[0]["lost"] <= rows[0]["lost_without_salvage"] < 0.05
+    assert rows[8]["lost"] < 0.002
+    assert plan.main([*words, "--node-repair-h", "5"]) == 2
+    assert "--node-repair-h 5 has no effect without --gpus-per-node" in capsys.readouterr().err
+    assert plan.main([*words, "--gpus-per-node", "7"]) == 2
+    assert "is no multiple of --gpus-per-node 7" in capsys.readouterr().err
+
+
+def away(*words: str) -> float:
+    """Mean share of the groups that spare-simulate finds away, of 8 groups of 8 nodes that break once in 64 hours."""
+    common = ["--num-groups", "8", "--nodes-per-group", "8", "--mtbf-s", "3600", "--weibull-shape", "1"]
+    common += ["--rejoin-s", "300", "--steps", "1200", "--compute-s", "600", "--reduce-s", "0", "--jitter", "0"]
+    with redirect_stdout(StringIO()) as out:
+        assert simulate.main([*common, "--redundancy", "8", "--pieces-per-shard", "8", *words, "--json"]) == 0
+    return float(json.loads(out.getvalue())["groups_away"])
+
+
+def test_the_controller_loses_as_much_of_the_groups_time_as_the_plan_says() -> None:
+    """Steps of ten minutes with the real controller. A group that a failure strikes there is a random one of all, so
+    fewer live ones have fewer losses, as in the plan."""
+    figures = NodeFigures(8, 8, 64.0, repair_h=2.0)
+    for salvage in (True, False):
+        planned = mean_lost_share(figures, 0, salvage, 6, days=200 / 24)
+        found = away("--node-repair-h", "2", "--trials", "6", *([] if salvage else ["--no-salvage"]))
+        assert found == pytest.approx(planned, rel=0.15)
+    assert away("--node-repair-h", "2", "--spare-nodes", "8", "--trials", "1") < 0.5 * planned
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--spare-nodes 2", "--spare-nodes 2 has no effect without --nodes-per-group G"),
+        ("--no-salvage", "--no-salvage has no effect without --nodes-per-group G"),
+        ("--nodes-per-group 0", "--nodes-per-group is 0, but must be at least 1"),
+        ("--nodes-per-group 2", "has no effect without --rejoin-s S"),
+        ("--nodes-per-group 2 --rejoin-s 9 --standby-groups 1", "do not go together"),
+        ("--nodes-per-group 2 --rejoin-s 9 --node-share 2", "must be a share from 0 to 1"),
+        ("--nodes-per-group 2 --rejoin-s 9 --node-repair-h 0", "--node-repair-h is 0, but must be above 0"),
+        ("--nodes-per-group 2 --rejoin-s 9 --policy replication", "--nodes-per-group is only for --policy microbatch"),
+    ],
+)
+def test_nodes_that_cannot_be_simulated(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main(["--num-groups", "4", *words.split()]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_impossible_figures() -> None:
+    with pytest.raises(ConfigError, match="repair_h is 0"):
+        NodeFigures(2, 2, 100.0, repair_h=0)
+    with pytest.raises(ConfigError, match=r"take a node out is 1.5"):
+        NodeFigures(2, 2, 100.0, taken_out=1.5)

@@ -12,7 +12,8 @@ memory and descriptors of every process are compared between the first calm span
 With --hostile-minutes the memory is what is measured: for half as long nobody is there, then the strangers are, and
 clients that send random, cut and changed words (benchmarks/_hostile.py) to every port of the job and of a spare-page.
 Every 30 s the resident and the proportional set and the descriptors of each process are read, and a line is fitted to
-those of either span. The job must train on with all groups.
+the second half of either span: strangers are there up to bounds that take a while to fill. The job must train on with
+all groups.
 """
 
 from __future__ import annotations
@@ -187,7 +188,8 @@ def _grown(looks: Sequence[Look], process: str) -> list[dict[str, object]]:
         for name, some in (("quiet", quiet), ("hostile", hostile)):
             series = [(one.at_min, one.held[number]) for one in some]
             row |= {f"{name} first": round(series[0][1], 2), f"{name} last": round(series[-1][1], 2)}
-            row[f"{name} growth per minute"] = round(slope([series]) or 0.0, 4)
+            settled = series[len(series) // 2 :]
+            row[f"{name} growth per minute"] = round(slope([settled]) or 0.0, 4)
         rows.append(row | {"hostile most": round(max(one.held[number] for one in hostile), 2)})
     return rows
 

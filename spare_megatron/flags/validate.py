@@ -121,9 +121,9 @@ def _check_ends(ns: Namespace, pipeline: int, chunks: int) -> None:
     words = " and ".join(f"{flag} {count}" for flag, count in given.items())
     middle, stages = ns.num_layers - sum(given.values()), pipeline - len(given)
     refuse(
-        stages < 0 or middle < 0 or (middle > 0) != (stages > 0) or (stages and middle % (stages * chunks)),
-        f"{words} leave{'s' * (len(given) == 1)} {counted(middle, 'layer')} of {ns.num_layers} for {counted(max(stages, 0), 'other stage')} of "
-        f"--pipeline-model-parallel-size {pipeline}"
+        min(middle, stages) < 0 or bool(middle) != bool(stages) or (stages and middle % (stages * chunks)),
+        f"{words} and --num-layers {ns.num_layers} leave {counted(middle, 'layer')} for "
+        f"{counted(max(stages, 0), 'other stage')} of --pipeline-model-parallel-size {pipeline}"
         + (f" with {chunks} virtual stages each" if chunks > 1 else "")
         + ", which cannot be divided evenly; use other numbers, or leave them out",
     )

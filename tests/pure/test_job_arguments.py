@@ -66,11 +66,11 @@ BAD = [
     ("--decoder-first-pipeline-num-layers 0", "--decoder-first-pipeline-num-layers is 0, but must be at least 1"),
     (
         "--decoder-last-pipeline-num-layers 1",
-        "--decoder-last-pipeline-num-layers 1 leaves 3 layers of 4 for 0 other stages of --pipeline-model-parallel",
+        "--num-layers 4 leave 3 layers for 0 other stages of --pipeline-model-parallel-size 1",
     ),
     (
         "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2",
-        "leave 2 layers of 4 for 3 other stages",
+        "leave 2 layers for 3 other stages",
     ),
     ("--moe-router-enable-expert-bias", "does not go with --moe-router-score-function softmax; use sigmoid"),
     ("--moe-router-load-balancing-type aux_loss none", "give one coefficient for each loss"),

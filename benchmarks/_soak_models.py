@@ -11,13 +11,15 @@ from pathlib import Path
 import torch
 
 from benchmarks._weather import Weather
+from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.placement.placement import build_placement
 from tests.process.harness import RESTARTS, TOY, Job, launch
 
 FOREVER = 100_000
 """More steps than a soak trains."""
-ENVIRON = {"TORCHDYNAMO_DISABLE": "1"}
+ENVIRON = {"TORCHDYNAMO_DISABLE": "1", LISTENING: ""}
+"""The job's ranks are forked by a parent of its own, so that all its processes are below its spare-launch."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ def kind_of(process: psutil.Process, is_launcher: bool) -> str:
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return "gone"
     marks = {"spare_megatron.cli.coordinator": "coordinator", "leader_process": "leader", "orphan_reaper": "guard"}
+    marks |= {"preloaded_parent": "parent"}
     return "spare-launch" if is_launcher else next((kind for mark, kind in marks.items() if mark in words), "rank")
 
 

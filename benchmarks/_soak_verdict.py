@@ -101,7 +101,8 @@ def _checkpoints(soak: Soak, calm: Job, steps: int) -> Iterator[str]:
 def _left_behind(soak: Soak) -> Iterator[str]:
     """No process, no listening port, no temporary file is left."""
     yield from _some("processes are left", soak.samples.left())
-    yield from _some("ports are left", [str(port) for port in soak.samples.ports if _answers(port)])
+    if soak.weather is None:  # else they were in a network of the job's own, which is gone with them
+        yield from _some("ports are left", [str(port) for port in soak.samples.ports if _answers(port)])
     files = [path for path in soak.scratch.rglob("*") if path.name != TORCH_CACHE or any(path.iterdir())]
     yield from _some("temporary files are left", sorted(map(str, files)))
     save = soak.run_dir / "save"

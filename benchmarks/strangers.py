@@ -1,18 +1,27 @@
 """Measures what strangers at all ports of a job cost it: 2,000 that keep silent and 200 that come again and again.
 
     python benchmarks/strangers.py [--rounds 8] [--span-s 20] [--silent 2000] [--reconnecting 200] [--json FILE]
+    python benchmarks/strangers.py --hostile-minutes 10 [--hostile-per-s 200] [--seed 43] [--json FILE]
 
 One Megatron job of 2 groups x PP2 trains. In turns nobody is there for a while, then strangers are, in a process of
 their own: silent ones are connected to the ports of all ranks, leaders and the coordinator; each of the others connects
 once a second, and half of them send random bytes. What they cost is the paired ratio of the job's CPU time per step,
 and of its step times; the strangers' own process shares the cores, so on a small machine the first is what counts. The
 memory and descriptors of every process are compared between the first calm span and the last.
+
+With --hostile-minutes the memory is what is measured: for half as long nobody is there, then the strangers are, and
+clients that send random, cut and changed words (benchmarks/_hostile.py) to every port of the job and of a spare-page.
+Every 30 s the resident and the proportional set and the descriptors of each process are read, and a line is fitted to
+the second half of either span: strangers are there up to bounds that take a while to fill. The job must train on with
+all groups.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import random
 import signal
 import socket
@@ -21,6 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +39,18 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks._hostile import Hostile
 from benchmarks._report import report
 from benchmarks._soak_models import Megatron
+from benchmarks._soak_samples import slope
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.host_port import join_address, split_address
 from tests.process.harness import RESTARTS, Job
+from tests.process.page_process import PageProcess
 
 GROUPS, SETTLE_S = 2, 3.0
+WARM_UP_S, SAMPLE_S = 60.0, 30.0
+HELD = ("RSS MiB", "PSS MiB", "descriptors")
 COME_S = 1.0
 """Each of those that come again does so once in this time."""
 
@@ -41,38 +58,50 @@ COME_S = 1.0
 def main() -> None:
     """Run the job, print the table, write the JSON; or be the strangers."""
     options = _options()
-    if options.ports:
-        besiege(options.ports, options.silent, options.reconnecting)
+    if options.addresses and options.hostile_minutes:
+        attack(options)
+        return
+    if options.addresses:
+        besiege(options.addresses, options.silent, options.reconnecting)
         return
     folder = Path(tempfile.mkdtemp(prefix="strangers-"))
     job = Megatron(groups=GROUPS, redundancy=GROUPS).start(folder / "run", {RESTARTS: 0}, folder)
-    spans: list[dict[str, Any]] = []
     try:
         _until(lambda: len(job.metrics) >= 20, 180.0)
-        first = holdings(job)
-        for number in range(2 * options.rounds):
-            strangers = _strangers(job, options) if number % 2 else None
-            try:
-                time.sleep(SETTLE_S)
-                spans.append({"besieged": number % 2, **span(job, options.span_s)})
-            finally:
-                if strangers is not None:
-                    strangers.kill()
-                    strangers.wait()
-            print(f"{number + 1} of {2 * options.rounds}: {spans[-1]}", flush=True)
-        time.sleep(15.0)  # what waits for a proof has had its time
-        last = holdings(job)
+        name, config, rows = hostile_bytes(job, options) if options.hostile_minutes else cost(job, options)
         job.kill(job.process.pid, number=signal.SIGTERM)
         job.finish(code=ExitCode.REQUEUE, timeout_s=120.0)
     finally:
         job.end()
+    report(name, config, rows, options.json)
+
+
+Table = tuple[str, dict[str, object], list[dict[str, object]]]
+"""The name of a result, its configuration and its rows."""
+
+
+def cost(job: Job, options: argparse.Namespace) -> Table:
+    """What strangers cost a step, in turns with nobody."""
+    spans: list[dict[str, Any]] = []
+    first = holdings(job)
+    for number in range(2 * options.rounds):
+        strangers = _strangers(_addresses(_processes(job)), options) if number % 2 else None
+        try:
+            time.sleep(SETTLE_S)
+            spans.append({"besieged": number % 2, **span(job, options.span_s)})
+        finally:
+            if strangers is not None:
+                strangers.kill()
+                strangers.wait()
+        print(f"{number + 1} of {2 * options.rounds}: {spans[-1]}", flush=True)
+    time.sleep(15.0)  # what waits for a proof has had its time
+    last = holdings(job)
     rows = [_compared(name, spans) for name in ("cpu_s", "step_s")]
-    grown = [
+    rows += [
         {"what": f"{kind} {held}", "calm median": first[kind, held], "besieged median": last[kind, held]}
         for kind, held in first
     ]
-    config = {name: getattr(options, name) for name in ("rounds", "span_s", "silent", "reconnecting")}
-    report("strangers", config, [*rows, *grown], options.json)
+    return "strangers", {name: getattr(options, name) for name in ("rounds", "span_s", "silent", "reconnecting")}, rows
 
 
 def span(job: Job, span_s: float) -> dict[str, float]:
@@ -89,38 +118,136 @@ def holdings(job: Job) -> dict[tuple[str, str], float]:
     found: dict[tuple[str, str], float] = {}
     for process in _processes(job):
         with contextlib.suppress(psutil.Error):
-            line = " ".join(process.cmdline())
-            kinds = ("coordinator", "leader_process", "pretrain_gpt")
-            kind = "launcher" if process == _processes(job)[0] else next((k for k in kinds if k in line), "other")
+            kind = _kind(process)
             for held, value in (("MiB", process.memory_info().rss / 2**20), ("descriptors", process.num_fds())):
                 found[kind, held] = max(found.get((kind, held), 0.0), round(value, 1))
     return found
 
 
-def besiege(ports: list[int], silent: int, reconnecting: int) -> None:
-    """Connect to all ports until killed."""
+@dataclass(frozen=True)
+class Look:
+    """What one process holds at one moment, in the order of HELD."""
+
+    process: str
+    at_min: float
+    hostile: bool
+    held: tuple[float, ...]
+
+
+def hostile_bytes(job: Job, options: argparse.Namespace) -> Table:
+    """What each process holds while nobody is there, then while strangers are and hostile clients."""
+    looks: list[Look] = []
+    with PageProcess(job.run_dir) as page:
+        time.sleep(WARM_UP_S)
+        processes = [*_processes(job), psutil.Process(page.process.pid)]
+        names = {one: f"{_kind(one)} {number}" for number, one in enumerate(processes)}
+        began_s, steps = time.monotonic(), len(job.metrics)
+
+        def watch(minutes: float, hostile: bool) -> None:
+            until_s = time.monotonic() + 60 * minutes
+            while True:
+                looks.extend(Look(names[one], (time.monotonic() - began_s) / 60, hostile, _held(one)) for one in names)
+                print(f"{looks[-1].at_min:.1f} min, step {len(job.metrics)}", flush=True)
+                if time.monotonic() >= until_s:
+                    return
+                time.sleep(SAMPLE_S)
+
+        watch(options.hostile_minutes / 2, False)
+        addresses = _addresses(processes)
+        clients = [
+            _strangers(addresses, options),
+            _strangers(addresses, options, "--hostile-minutes=1", f"--seed={options.seed}"),
+        ]
+        try:
+            time.sleep(SAMPLE_S)  # connections that wait for a proof, up to their bounds
+            watch(options.hostile_minutes, True)
+        finally:
+            for one in clients:
+                one.terminate()
+        attacked = json.loads(clients[1].communicate()[0])
+        clients[0].communicate()
+        lines = job.metrics[steps:]
+    if any(line["live_groups"] != GROUPS for line in lines):
+        raise SystemExit("a group was lost")
+    config = {name: getattr(options, name) for name in ("hostile_minutes", "hostile_per_s", "seed", "silent")}
+    config |= {"reconnecting": options.reconnecting, "addresses": len(addresses), "steps": len(lines), **attacked}
+    return "hostile_bytes", config, list(itertools.chain.from_iterable(_grown(looks, n) for n in names.values()))
+
+
+def _held(process: psutil.Process) -> tuple[float, ...]:
+    memory = process.memory_full_info()
+    return memory.rss / 2**20, memory.pss / 2**20, process.num_fds()
+
+
+def _grown(looks: Sequence[Look], process: str) -> list[dict[str, object]]:
+    """One row for each thing that a process holds."""
+    quiet, hostile = ([one for one in looks if one.process == process and one.hostile is x] for x in (False, True))
+    rows: list[dict[str, object]] = []
+    for number, what in enumerate(HELD):
+        row: dict[str, object] = {"process": process, "what": what}
+        for name, some in (("quiet", quiet), ("hostile", hostile)):
+            series = [(one.at_min, one.held[number]) for one in some]
+            row |= {f"{name} first": round(series[0][1], 2), f"{name} last": round(series[-1][1], 2)}
+            settled = series[len(series) // 2 :]
+            row[f"{name} growth per minute"] = round(slope([settled]) or 0.0, 4)
+        rows.append(row | {"hostile most": round(max(one.held[number] for one in hostile), 2)})
+    return rows
+
+
+def attack(options: argparse.Namespace) -> None:
+    """Be the hostile clients until SIGTERM; then print what was sent."""
+    clients = Hostile(options.addresses, options.seed, options.hostile_per_s)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        clients.come()
+    finally:
+        sent_mib = round(clients.sent_bytes / 2**20, 1)
+        print(json.dumps({"connections": clients.connections, "sent_mib": sent_mib, "answered": len(clients.answered)}))
+
+
+def besiege(addresses: list[str], silent: int, reconnecting: int) -> None:
+    """Connect to all addresses until killed."""
     rng, there = random.Random(43), []
+    places = [split_address(address) for address in addresses]
     for number in range(silent):
         with contextlib.suppress(OSError):
-            there.append(socket.create_connection(("127.0.0.1", ports[number % len(ports)]), 0.05))
+            there.append(socket.create_connection(places[number % len(places)], 0.05))
     while True:
         began_s = time.monotonic()
         for number in range(reconnecting):
-            place = "127.0.0.1", ports[number % len(ports)]
+            place = places[number % len(places)]
             with contextlib.suppress(OSError), socket.create_connection(place, 0.02) as one:
                 if number % 2:
                     one.sendall(rng.randbytes(rng.randint(1, 4000)))
             time.sleep(max(0.0, began_s + (number + 1) * COME_S / reconnecting - time.monotonic()))
 
 
-def _strangers(job: Job, options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    ports = set()
-    for process in _processes(job):
+def _addresses(processes: Sequence[psutil.Process]) -> list[str]:
+    """Where these processes listen, as a client of this host writes it."""
+    found = set()
+    for process in processes:
         with contextlib.suppress(psutil.Error):
-            found = process.net_connections("inet")
-            ports |= {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
-    words = [f"--{name}={getattr(options, name)}" for name in ("silent", "reconnecting")]
-    return subprocess.Popen([sys.executable, __file__, *words, "--ports", *map(str, sorted(ports))])
+            for one in process.net_connections("inet"):
+                if one.status == psutil.CONN_LISTEN:
+                    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+                    found.add(join_address(here.get(one.laddr.ip, one.laddr.ip), one.laddr.port))
+    return sorted(found)
+
+
+def _strangers(addresses: Sequence[str], options: argparse.Namespace, *also: str) -> subprocess.Popen[str]:
+    words = [
+        f"--{name.replace('_', '-')}={getattr(options, name)}" for name in ("silent", "reconnecting", "hostile_per_s")
+    ]
+    command = [sys.executable, __file__, *words, *also, "--addresses", *addresses]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _kind(process: psutil.Process) -> str:
+    """What a process is, by its command line."""
+    line = " ".join(process.cmdline())
+    marks = {f"spare_megatron.cli.{kind}": kind for kind in ("launch", "coordinator", "page")}
+    marks |= {kind: kind for kind in ("leader_process", "preloaded_parent", "pretrain_gpt")}
+    return next((kind for mark, kind in marks.items() if mark in line), "other")
 
 
 def _processes(job: Job) -> list[psutil.Process]:
@@ -165,7 +292,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--span-s", type=float, default=20.0)
     parser.add_argument("--silent", type=int, default=2000)
     parser.add_argument("--reconnecting", type=int, default=200)
-    parser.add_argument("--ports", type=int, nargs="+", default=[], help=argparse.SUPPRESS)
+    parser.add_argument("--hostile-minutes", type=float, default=0.0)
+    parser.add_argument("--hostile-per-s", type=float, default=200.0)
+    parser.add_argument("--seed", type=int, default=43)
+    parser.add_argument("--addresses", nargs="+", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 

@@ -78,7 +78,10 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
 def check_format(load: Path, step: int | None = None) -> None:
     """ConfigError, with the command that converts it, where the newest checkpoint of ``load``, or that of ``step``, has
     Megatron's older format."""
-    steps = folder.iterations(load) if step is None else [step]
+    try:
+        steps = folder.iterations(load) if step is None else [step]
+    except OSError as error:
+        raise ConfigError(f"--load {load} cannot be read: {error.strerror}") from None
     name = folder.iteration_name(steps[0]) if steps else "release"
     reason = folder.other_format(load / name)
     if reason:

@@ -96,12 +96,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return int(ExitCode.FINISHED)
         status, text = readable_status(run_dir)
         picture = RunFiles(run_dir).look() if args.wall_time else None
+        wall_time = picture.wall_time() if picture is not None else None
     except ConfigError as error:
         sys.stderr.write(f"spare-status: {error}\n")
         return int(ExitCode.BAD_INPUT)
     lines = [text]
-    if picture is not None:
-        wall_time = picture.wall_time()
+    if picture is not None and wall_time is not None:
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
         status |= {"lines_left_out": picture.lines_left_out}
         lines += [text for text in (wall_time_line(wall_time), left_out_text(picture.lines_left_out)) if text]

@@ -507,9 +507,7 @@ class Leader:
     def _lost_coordinator(self) -> None:
         setup = self._setup
         if self._uplink.refused:
-            self._agent.fail(
-                ConfigError(f"{self._uplink.refused}; the token file of {setup.run_dir.path} belongs to another job")
-            )
+            self._agent.fail(ConfigError(self._uplink.refused))
         elif self._welcome is None:
             where = self._find() or f"{setup.run_dir.path} (no coordinator.json)"
             detail = f": {self._uplink.error}" if self._uplink.error else ""

@@ -17,6 +17,10 @@ import grpc.aio
 from spare_megatron import failpoints
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Backoff, Security, call_stream, open_channel
+from spare_megatron.control.tls_files import tls_fault
+
+TLS_S = 2.0
+"""How long the other side may take for TLS, where it does not answer gRPC."""
 
 
 class Uplink:
@@ -54,10 +58,12 @@ class Uplink:
         self._waiting: list[Any] = []
         self._closing = asyncio.Event()
         self._connected_once = False
+        self._examined: set[str] = set()
+        """Addresses that never answered, of which it is known whether TLS is the reason."""
         self.error = ""
         """Why the last attempt failed."""
         self.refused = ""
-        """Why no further attempt makes sense; empty while one does."""
+        """Why no further attempt makes sense, with the fix; empty while one does."""
 
     def send(self, report: Any, waits: bool = False) -> None:
         """Queue a message; it is dropped when the connection breaks before it is sent. One that ``waits`` goes with the
@@ -120,6 +126,11 @@ class Uplink:
             await asyncio.wait_for(channel.channel_ready(), self._patience_s)
         except TimeoutError:
             self.error = f"no answer within {self._patience_s:g} s ({address})"
+            if not self._connected_once and address not in self._examined:
+                self._examined.add(address)
+                self.refused = await asyncio.to_thread(
+                    tls_fault, address, self._security.tls_dir, min(self._patience_s, TLS_S)
+                )
             return False
         call = call_stream(channel, self._service, self._security, self._report)
         self._queue, self._waiting = asyncio.Queue(), []
@@ -134,7 +145,7 @@ class Uplink:
         except grpc.aio.AioRpcError as error:
             self.error = f"{error.details() or error.code().name} ({address})"
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-                self.refused = f"{address} refused the job token"
+                self.refused = f"{address} refused the job token; that of the run directory belongs to another job"
         finally:
             writer.cancel()
             with contextlib.suppress(asyncio.CancelledError):

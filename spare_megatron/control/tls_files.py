@@ -11,10 +11,13 @@ from __future__ import annotations
 import datetime
 import os
 import shutil
+import socket
+import ssl
 import tempfile
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.host_port import split_address
 from spare_megatron.control.disk import patiently, words
 
 TLS_NAME = "spare-megatron"
@@ -118,6 +121,32 @@ def check_tls(directory: str) -> None:
         known = []
     if TLS_NAME not in known:
         raise ConfigError(f"cert.pem in {directory} is for {known or 'no name'}, and must be for {TLS_NAME}; {make}")
+
+
+def tls_fault(address: str, directory: str, timeout_s: float) -> str:
+    """Why a process with the files of ``directory`` (empty: without TLS) can never speak with the server at host:port
+    ``address``, with the fix: gRPC itself only finds no answer. Empty where nothing certain is found within
+    ``timeout_s`` for each of two waits."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if directory:
+        ca, cert, key = (str(Path(directory) / name) for name in TLS_FILES)
+        context.load_verify_locations(ca)
+        context.load_cert_chain(cert, key)
+    else:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    give = "give the --tls-dir of the coordinator"
+    try:
+        with socket.create_connection(split_address(address), timeout_s) as plain:
+            context.wrap_socket(plain, server_hostname=TLS_NAME).close()
+    except ssl.SSLCertVerificationError as error:
+        return f"{address} has a certificate that does not fit ca.pem in {directory} ({error.verify_message}); {give}"
+    except ssl.SSLError as error:
+        if directory and error.reason == "WRONG_VERSION_NUMBER":
+            return f"{address} speaks no TLS, and this process does, with {directory}; {give}, or none"
+        return ""
+    except OSError:
+        return ""
+    return "" if directory else f"{address} speaks TLS, and this process has no files for it; {give}"
 
 
 def _now() -> datetime.datetime:

@@ -104,6 +104,29 @@ def check_stages(ns: Namespace, pipeline: int) -> None:
         chunks > 1 and pipeline < 2,
         f"{chunks} virtual stages need --pipeline-model-parallel-size of at least 2, but it is {pipeline}",
     )
+    if not even and ns.pipeline_model_parallel_layout is None and ns.hybrid_layer_pattern is None:
+        _check_ends(ns, pipeline, chunks)
+
+
+def _check_ends(ns: Namespace, pipeline: int, chunks: int) -> None:
+    """Check the layers of a first or last stage that has a number of its own, and what they leave to the others."""
+    counts = {
+        f"--decoder-{end}-pipeline-num-layers": getattr(ns, f"decoder_{end}_pipeline_num_layers")
+        for end in ("first", "last")
+    }
+    given = {flag: count for flag, count in counts.items() if count is not None}
+    for flag, count in given.items():
+        refuse(count < 1, f"{flag} is {count}, but must be at least 1")
+        refuse(count % chunks, f"{flag} {count} is not divisible by {chunks} virtual stages; use {chunks}")
+    words = " and ".join(f"{flag} {count}" for flag, count in given.items())
+    middle, stages = ns.num_layers - sum(given.values()), pipeline - len(given)
+    refuse(
+        min(middle, stages) < 0 or bool(middle) != bool(stages) or (stages and middle % (stages * chunks)),
+        f"{words} and --num-layers {ns.num_layers} leave {counted(middle, 'layer')} for "
+        f"{counted(max(stages, 0), 'other stage')} of --pipeline-model-parallel-size {pipeline}"
+        + (f" with {chunks} virtual stages each" if chunks > 1 else "")
+        + ", which cannot be divided evenly; use other numbers, or leave them out",
+    )
 
 
 def check_experts(ns: Namespace) -> None:
@@ -112,6 +135,23 @@ def check_experts(ns: Namespace) -> None:
     refuse(
         parallel > 1 and experts is None,
         f"--expert-model-parallel-size {parallel} needs a model with experts; give --num-experts {parallel * 2}",
+    )
+    refuse(
+        isinstance(ns.moe_router_load_balancing_type, list)
+        and (
+            not isinstance(ns.moe_aux_loss_coeff, list)
+            or len(ns.moe_aux_loss_coeff) != len(ns.moe_router_load_balancing_type)
+        ),
+        "--moe-router-load-balancing-type and --moe-aux-loss-coeff have different numbers of entries; "
+        "give one coefficient for each loss",
+    )
+    refuse(
+        ns.moe_router_enable_expert_bias and ns.moe_router_score_function == "softmax",
+        "--moe-router-enable-expert-bias does not go with --moe-router-score-function softmax; use sigmoid",
+    )
+    refuse(
+        (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
+        "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
     )
     if experts is None:
         return
@@ -137,15 +177,6 @@ def check_experts(ns: Namespace) -> None:
         f"model has {ns.num_layers} layers; give one entry for each layer",
     )
     refuse(
-        isinstance(ns.moe_router_load_balancing_type, list)
-        and (
-            not isinstance(ns.moe_aux_loss_coeff, list)
-            or len(ns.moe_aux_loss_coeff) != len(ns.moe_router_load_balancing_type)
-        ),
-        "--moe-router-load-balancing-type and --moe-aux-loss-coeff have different numbers of entries; "
-        "give one coefficient for each loss",
-    )
-    refuse(
         ns.tensor_model_parallel_size > 1 and not ns.sequence_parallel,
         f"experts with --tensor-model-parallel-size {ns.tensor_model_parallel_size} need --sequence-parallel; add it",
     )
@@ -157,6 +188,10 @@ def check_training(ns: Namespace) -> None:
     refuse(
         ns.fp16_lm_cross_entropy and not ns.fp16,
         "--fp16-lm-cross-entropy is only for --fp16; leave it out or add --fp16",
+    )
+    refuse(
+        ns.fp8_param_gather and ns.fp8 is None,
+        "--fp8-param-gather is only for --fp8-format; leave it out or give --fp8-format hybrid",
     )
     refuse(
         ns.fp32_residual_connection and not (ns.fp16 or ns.bf16),

@@ -54,11 +54,15 @@ class FollowedRun:
         return self._text(changes(None, self._shown))
 
     def figures(self, of: Callable[[JobPicture], Any]) -> Any:
-        """What ``of`` makes of the picture, while nobody adds to it; None before the first look."""
+        """What ``of`` makes of the picture, while nobody adds to it; None before the first look, and where the files do
+        not fit each other."""
         if self._picture is None:
             return None
         with self._at_work:
-            return of(self._picture)
+            try:
+                return of(self._picture)
+            except ConfigError:  # the next look says it
+                return None
 
     def _text(self, new: dict[str, Any]) -> str:
         return json.dumps({"run": self._number, **new}, separators=(",", ":"), allow_nan=False)

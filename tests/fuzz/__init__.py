@@ -29,6 +29,7 @@ FUZZERS = {
     "pairs": "tests.fuzz.pairs",
     "text": "tests.fuzz.text",
     "flags": "tests.fuzz.flag_files",
+    "words": "tests.fuzz.flag_words",
     "tracker": "tests.fuzz.tracker",
     "runs": "tests.fuzz.runs",
 }

@@ -20,7 +20,7 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control.channel import Security, call_once, open_channel
-from spare_megatron.control.tls_files import TLS_FILES, TLS_NAME
+from spare_megatron.control.tls_files import NO_TLS, TLS_FILES, TLS_NAME
 from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.failpoints import VARIABLE
@@ -396,6 +396,9 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     one.start_group(0, flags=("--tls-dir", str(tls)))
     one.start_group(1, flags=("--tls-dir", str(other)))
     assert one.ranks[1, 0].wait(30) == ExitCode.BAD_INPUT
+    text = one.output("rank-1-0-0")
+    assert f"has a certificate that does not fit ca.pem in {other} (" in text
+    assert len(text.splitlines()) == 1
     one.start_group(1, flags=("--tls-dir", str(tls)))
     assert one.finish() == ExitCode.FINISHED
     one.check_steps(10)
@@ -403,6 +406,22 @@ def test_mutual_tls(job: Callable[..., ControlJob], tmp_path: Path) -> None:
     bad = one.popen("bad", ["spare_megatron.cli.coordinator", "--run-dir", str(tmp_path / "x"), "--tls-dir", str(tls)])
     assert bad.wait(30) == ExitCode.BAD_INPUT
     assert f"{TLS_FILES[2]} is not in the TLS directory" in one.output("bad")
+
+
+@pytest.mark.parametrize("at_coordinator", [True, False])
+def test_tls_at_one_end_only_is_one_sentence(
+    job: Callable[..., ControlJob], tmp_path: Path, at_coordinator: bool
+) -> None:
+    tls = tmp_path / "tls"
+    certificates(tls)
+    one = job(2, 1, "--heartbeat-timeout-s 1")
+    one.start_coordinator("--tls-dir", str(tls) if at_coordinator else NO_TLS)
+    one.start_group(0, flags=("--tls-dir", NO_TLS if at_coordinator else str(tls)))
+    assert one.ranks[0, 0].wait(30) == ExitCode.BAD_INPUT
+    text = one.output("rank-0-0-0")
+    assert ("speaks TLS, and this process has no files for it" if at_coordinator else "speaks no TLS") in text
+    assert len(text.splitlines()) == 1
+    assert one.records() == []
 
 
 def test_a_job_that_others_reach_makes_its_own_certificates(job: Callable[..., ControlJob]) -> None:

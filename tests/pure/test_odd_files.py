@@ -241,6 +241,22 @@ def test_odd_bytes(whole: Path, name: str, content: bytes) -> None:
         read_by_all(run, folder)
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_gone(whole: Path, tmp_path: Path, name: str) -> None:
+    """Its steps have a life of which the journal knows nothing, where the journal is."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / name).unlink()
+    read_by_all(run, str(tmp_path))
+
+
+def test_steps_of_a_life_that_the_journal_does_not_have(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines[-1]["life"] = 9
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read_by_all(run, str(tmp_path))
+
+
 def test_the_recursion_limit_is_the_usual_one() -> None:
     """[[[[... of 5000 is deeper than json reads."""
     assert sys.getrecursionlimit() <= 5000

@@ -115,7 +115,7 @@ class Replica:
 
 def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:
     """megatron-core's TransformerConfig from the settings, the group's parallel degrees and the needs of this
-    machine."""
+    machine. ConfigError, with megatron-core's reason, where it refuses them."""
     values = with_objects(settings.transformer)
     values.update(
         tensor_model_parallel_size=shape.tensor,
@@ -133,7 +133,11 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
     elif uses_local_layers(settings):
         values["persist_layer_norm"] = False
     kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
-    return kind(**transformer_fields(kind, values))
+    try:
+        return kind(**transformer_fields(kind, values))
+    except (ValueError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"megatron-core refuses the model: {reason}; change the flags") from error
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:

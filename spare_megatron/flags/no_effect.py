@@ -45,6 +45,7 @@ ALWAYS_SO: dict[str, str] = {
     "--tokenizer-hf-include-special-tokens",
     "--pytorch-profiler-collect-shapes": "torch's profiler always records the shapes of tensors",
     "--no-use-layer-wise-param-layout": "the optimizer is not split by layers",
+    "--yarn-correction-range-round-to-int": "it is rounded without --no-yarn-correction-range-round-to-int",
     "--local-rank": "the place of a rank comes from its environment",
 }
 

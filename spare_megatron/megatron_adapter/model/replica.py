@@ -133,7 +133,11 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
     elif uses_local_layers(settings):
         values["persist_layer_norm"] = False
     kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
-    return kind(**transformer_fields(kind, values))
+    yarn = {name: values.pop(name) for name in list(values) if name.startswith("yarn_")}
+    config = kind(**transformer_fields(kind, values))
+    for name, value in yarn.items():  # megatron-core asks for attributes that its dataclass has not
+        setattr(config, name, value)
+    return config
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:

@@ -68,7 +68,7 @@ def returned_config(
     if kind is not None and kind != own:
         made = config_of_shape(shape, _fitting(shape, kind), dtype)
         return made | {name: config[name] for name in _TOKENS if name in config}, []
-    if shape.position_embedding_type == "rope":  # a length that training used; the model was made for more
+    if shape.position_embedding_type != "learned_absolute":  # a length that training used; the model was made for more
         longest = max(shape.max_position_embeddings, came.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=longest)
     if not shape.moe_aux_loss_coeff:  # not a part of the model: a job that was not given the flag has 0

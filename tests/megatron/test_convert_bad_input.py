@@ -306,6 +306,35 @@ def test_weights_of_megatron_that_nobody_reads(model: Callable[[str], Path], cap
     assert not (top / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("layernorm_zero_centered_gamma", True, "layernorm_zero_centered_gamma True"),
+        ("rotary_interleaved", True, "transformers has no such model"),
+        ("window_size", (4, 0), "has no equivalent"),
+        ("moe_latent_size", 8, "moe_latent_size 8, which is not converted"),
+    ],
+)
+def test_what_no_config_of_transformers_says(
+    name: str, value: Any, sentence: str, model: Callable[[str], Path], capsys: Capture
+) -> None:
+    """The weights would be those of another model there."""
+    from argparse import Namespace
+
+    folder = model("llama")
+    run(folder, folder.parent / "core", "hf", "core")
+    directory = folder.parent / "core" / "iter_0000001"
+    (directory / "spare_manifest.json").unlink()
+    common = torch.load(directory / "common.pt", weights_only=False)
+    common["args"] = Namespace(**{**vars(common["args"]), name: value})
+    torch.save(common, directory / "common.pt")
+    words = ["--model-type", "GPT", "--saver", "hf", "--load-dir", str(folder.parent / "core"), "--save-dir"]
+    capsys.readouterr()
+    assert convert.main([*words, str(folder.parent / "x")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (folder.parent / "x").exists()
+
+
 # ---------------------------------------------------------------- damaged files
 
 

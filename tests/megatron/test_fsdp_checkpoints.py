@@ -69,6 +69,28 @@ def test_weights_come_out_of_megatrons_fsdp(kind: str, format_: str, tmp_path: P
     assert not folder.damage(tmp_path / "core" / "iter_0000007")
 
 
+def test_a_job_says_what_converts_them(tmp_path: Path) -> None:
+    from spare_megatron.config.errors import ConfigError
+    from spare_megatron.trainer.job_arguments import parse_job
+
+    own = tmp_path / "own"
+    write(own / "iter_0000007", {"decoder.final_layernorm.weight": torch.ones(3)}, {"num_layers": 2})
+    flags = "--use-megatron-fsdp --ckpt-format fsdp_dtensor --use-torch-fsdp2 --no-strict-fsdp-dtensor-load"
+    words = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+    words += f"--micro-batch-size 1 --train-iters 2 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer {flags}"
+    job, _ = parse_job([*words.split(), "--vocab-size", "10", "--transformer-impl", "local", "--load", str(own)])
+    notes = "\n".join(job.notes)
+    assert "--use-megatron-fsdp and --use-torch-fsdp2: FSDP saves memory by dividing" in notes
+    assert "convert-torch-dist-to-fsdp-dtensor converts back" in notes
+    assert "--no-strict-fsdp-dtensor-load: a checkpoint of --ckpt-format fsdp_dtensor is converted before" in notes
+    good, [damage] = folder.last_good(own)
+    assert good is None
+    command = f"convert.py --model-type GPT --loader core --saver core --load-dir {own} --save-dir {own}-torch_dist"
+    assert command in damage.reason
+    with pytest.raises(ConfigError, match=re.escape(command)):
+        parse_job([*words.split(), "--vocab-size", "10", "--load", str(own), "--use-checkpoint-args"])
+
+
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, args = model_of("llama", tmp_path)
     cases = {

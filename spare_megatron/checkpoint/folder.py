@@ -185,13 +185,7 @@ def damage(directory: Path) -> str:
     if not (directory / MANIFEST).exists():
         if (directory / CONFIG).exists():
             return ""
-        torch_own = (directory / ".metadata").exists()
-        return other_format(directory) or f"{directory} has neither {MANIFEST} nor {CONFIG}" + (
-            ": it is incomplete, or has torch's own format (torch_dcp or fsdp_dtensor), which Megatron-LM can load and "
-            "save again with --ckpt-format torch_dist"
-            if torch_own
-            else ""
-        )
+        return other_format(directory) or torch_own(directory) or f"{directory} has neither {MANIFEST} nor {CONFIG}"
     listed = _listed(directory)
     if isinstance(listed, str):
         return listed
@@ -205,11 +199,24 @@ def damage(directory: Path) -> str:
 def other_format(directory: Path) -> str:
     """What makes a checkpoint of Megatron's older format, ``--ckpt-format torch``, loadable; empty where it is not
     one."""
-    load = directory.parent
-    if not any(directory.glob("mp_rank_*")):
+    return f"{directory} holds mp_rank files; {_converted(directory)}" if any(directory.glob("mp_rank_*")) else ""
+
+
+def torch_own(directory: Path) -> str:
+    """What makes a checkpoint of torch's own format loadable, which Megatron's FSDP modes write; empty where it is not
+    one. Such a directory looks as one of torch_dist that was not written to its end."""
+    if not (directory / ".metadata").exists() or any((directory / name).exists() for name in (MANIFEST, CONFIG)):
         return ""
     return (
-        f"{directory} holds mp_rank files; python tools/checkpoint/convert.py --model-type GPT --loader core --saver "
+        f"{directory} has neither {MANIFEST} nor {CONFIG}: it is incomplete, or has the format of Megatron's FSDP "
+        f"modes (fsdp_dtensor or torch_dcp), then {_converted(directory)}"
+    )
+
+
+def _converted(directory: Path) -> str:
+    load = directory.parent
+    return (
+        "python tools/checkpoint/convert.py --model-type GPT --loader core --saver "
         f"core --load-dir {load} --save-dir {load}-torch_dist makes it loadable, with --load {load}-torch_dist "
         "--finetune (weights are converted, optimizer state is not)"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +24,9 @@ COMMON = "common.pt"
 """megatron-core's file for everything that is not a tensor, up to 0.18; ours always have it."""
 METADATA = ".metadata"
 """torch's file that says in which file, and where in it, each tensor and object lies."""
-_COMMON_OBJECT = "common_state/"
-"""How the name of the object begins that holds the same since megatron-core 0.19."""
+_COMMON_OBJECT = re.compile("common_state/.*|args")
+"""The name of the object that holds the same since megatron-core 0.19, or of the args alone in the formats of
+Megatron's FSDP modes."""
 _PLAIN = (bool, int, float, str, type(None))
 _REASON_CHARS = 200
 
@@ -96,7 +98,7 @@ def _has_common_file(directory: Path) -> bool:
 
 def _damage(directory: Path) -> str:
     file = COMMON if _has_common_file(directory) else METADATA
-    return folder.other_format(directory) or folder.file_damage(directory, file)
+    return folder.other_format(directory) or folder.torch_own(directory) or folder.file_damage(directory, file)
 
 
 def read_args(directory: Path) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def read_args(directory: Path) -> dict[str, Any]:
         reason = " ".join(str(error).split())[:_REASON_CHARS] or type(error).__name__
         raise ConfigError(f"{path} cannot be read: {reason}; use another checkpoint") from error
     common = common[0] if isinstance(common, list) else common
-    args = common.get("args") if isinstance(common, dict) else None
+    args = common.get("args") if isinstance(common, dict) else common
     return dict(vars(args)) if isinstance(args, argparse.Namespace) else {}
 
 
@@ -130,7 +132,7 @@ def _saved_object(file: IO[bytes]) -> Any:
 def _common_object(directory: Path, metadata: IO[bytes]) -> IO[bytes]:
     """The bytes of the common object, to which torch's metadata lead."""
     places = InertUnpickler(metadata).load().state["storage_data"]
-    (place,) = (place.state for index, place in places.items() if index.state["fqn"].startswith(_COMMON_OBJECT))
+    (place,) = (place.state for index, place in places.items() if _COMMON_OBJECT.fullmatch(index.state["fqn"]))
     with (directory / place["relative_path"]).open("rb") as file:
         file.seek(place["offset"])
         return io.BytesIO(file.read(place["length"]))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from spare_megatron.checkpoint.convert.hf_values import DEFAULTS
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
@@ -70,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokenizer-model", type=Path, help="tokenizer to name in the args of the written checkpoint")
     add("--bf16", action="store_true", help="convert the weights to bfloat16")
     add("--fp16", action="store_true", help="convert the weights to float16")
-    add("--hf-model", choices=("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3"), help="kind of model that "
+    add("--hf-model", choices=tuple(DEFAULTS), help="kind of model that "
         "saver hf writes, where the weights fit several kinds")  # fmt: skip
     add("--checkpoint-type", choices=("hf", "meta"), help="a flag of Megatron's llama_mistral loader; only hf works")
     same = "accepted because scripts give it; the value is found in the checkpoint"

@@ -45,6 +45,14 @@ class ModelConfig:
     """Scale rotary frequencies as Llama 3 does."""
     rope_scaling_factor: float = 8.0
     """Factor of --use-rope-scaling."""
+    yarn_original_max_position_embeddings: int | None = None
+    """--position-embedding-type yarn: longest sequence before the context was extended."""
+    yarn_beta_fast: float | None = None
+    """--position-embedding-type yarn: turns above which an angle stays as it was; default: 32."""
+    yarn_beta_slow: float | None = None
+    """--position-embedding-type yarn: turns below which an angle is divided by the factor; default: 1."""
+    yarn_correction_range_round_to_int: bool = flag(True, "--no-yarn-correction-range-round-to-int")
+    """--position-embedding-type yarn: round the channels between which both are mixed."""
     no_rope_freq: str | None = None
     """Layers without rotary embedding: every n-th, or a list expression such as '([0]*3+[1])*4'."""
     window_size: str | None = None

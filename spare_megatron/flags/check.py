@@ -141,7 +141,7 @@ def other_cores(ns: Namespace) -> Iterable[Need]:
 def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
     """(flag, what to do instead) for each given flag that only transformer-engine's layers support (seen with
     megatron-core 0.16.1)."""
-    if ns.num_experts is not None and ns.add_bias_linear:
+    if ns.num_experts is not None and ns.add_bias_linear and has_cuda():  # without CUDA a shim makes it run
         # megatron-core's experts add the bias in place to the output of a collective, which autograd refuses
         yield "--num-experts with biases", "add --disable-bias-linear"
     pattern = hybrid_pattern.pattern_of(ns)

@@ -68,6 +68,8 @@ COMMAND_LINE = (
     *("layernorm_epsilon", "bias_gelu_fusion", "use_rope_scaling", "rope_scaling_factor", "rope_type"),
     *("rotary_seq_len_interpolation_factor", "rotary_scaling_factor", "mscale", "mscale_all_dim"),
     *("no_rope_freq", "window_size", "window_attn_skip_freq"),
+    *("yarn_original_max_position_embeddings", "yarn_beta_fast", "yarn_beta_slow"),
+    "yarn_correction_range_round_to_int",
 )
 TOKENIZER = ("tokenizer_model", "tokenizer_type")
 TOKENIZER_PATTERN = "tiktoken_pattern"

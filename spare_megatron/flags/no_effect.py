@@ -45,6 +45,7 @@ ALWAYS_SO: dict[str, str] = {
     "--tokenizer-hf-include-special-tokens",
     "--pytorch-profiler-collect-shapes": "torch's profiler always records the shapes of tensors",
     "--no-use-layer-wise-param-layout": "the optimizer is not split by layers",
+    "--yarn-correction-range-round-to-int": "it is rounded without --no-yarn-correction-range-round-to-int",
     "--local-rank": "the place of a rank comes from its environment",
 }
 
@@ -85,13 +86,15 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
             "use-torch-fsdp2",
             "torch-fsdp2-no-reshard-after-forward",
             "fsdp-manual-registration",
-            "no-strict-fsdp-dtensor-load",
-            "disable-strict-fsdp-dtensor-load",
             "megatron-fsdp-version",
             "megatron-fsdp-enable-fine-grained-param-gather",
             "megatron-fsdp-max-pool-double-buffer",
             "fsdp-db-use-persist-buf-on-alloc-fail",
         ),
+    ),
+    (
+        "a checkpoint of --ckpt-format fsdp_dtensor is converted before it is loaded, and a conversion loses no weight",
+        ("no-strict-fsdp-dtensor-load", "disable-strict-fsdp-dtensor-load"),
     ),
     (
         "the optimizer's weights and moments are kept, and gradients are summed, in fp32 or better, which takes 2 "
@@ -264,7 +267,9 @@ _FORMAT = (
 VALUES: dict[tuple[str, object], str] = {
     ("ckpt_format", "torch"): _FORMAT,
     ("ckpt_format", "torch_dcp"): _FORMAT,
-    ("ckpt_format", "fsdp_dtensor"): _FORMAT,
+    ("ckpt_format", "fsdp_dtensor"): _FORMAT
+    + "; for Megatron's FSDP its own tools/checkpoint/checkpoint_inspector.py convert-torch-dist-to-fsdp-dtensor "
+    "converts back",
     ("moe_token_dispatcher_type", "flex"): _ALLTOALL,
     ("rerun_mode", "validate_results"): "results that are not finite end the job as they do in Megatron, without the "
     "second computation; faults are found by the votes' digests and the sums' checksums",

@@ -41,10 +41,6 @@ VALUES: dict[tuple[str, object], tuple[str, str]] = {
     ),
     ("position_embedding_type", "mrope"): ("only language models are trained here", "use rope"),
     ("position_embedding_type", "relative"): ("only decoder-only language models are trained here", "use rope"),
-    ("position_embedding_type", "yarn"): (
-        "yarn's own flags are not handed to megatron-core",
-        "use rope, or yarn with --multi-latent-attention --rope-type yarn",
-    ),
     ("rerun_mode", "report_stats"): (
         "a suspicious step is not computed again in this version",
         "leave it out or use disabled",

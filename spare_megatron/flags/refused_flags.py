@@ -200,16 +200,11 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ),
     ),
     (
-        "relative position embeddings are those of encoders, and yarn's own flags are not handed to megatron-core",
+        "relative position embeddings are those of encoders",
         "use --position-embedding-type rope",
         (
             "relative-attention-num-buckets",
             "relative-attention-max-distance",
-            "yarn-original-max-position-embeddings",
-            "yarn-beta-fast",
-            "yarn-beta-slow",
-            "yarn-correction-range-round-to-int",
-            "no-yarn-correction-range-round-to-int",
         ),
     ),
     (

@@ -84,6 +84,17 @@ def check_model(ns: Namespace) -> None:
         not ns.add_position_embedding and ns.position_embedding_type != "rope",
         "--no-position-embedding is only for rotary embeddings; use --position-embedding-type none",
     )
+    if ns.position_embedding_type == "yarn":
+        refuse(
+            ns.multi_latent_attention,
+            "--position-embedding-type yarn does not go with --multi-latent-attention; use --position-embedding-type "
+            "rope --rope-type yarn",
+        )
+        refuse(
+            ns.yarn_original_max_position_embeddings is None,
+            "--position-embedding-type yarn needs --yarn-original-max-position-embeddings, the longest sequence before "
+            "--rotary-scaling-factor extended it; give it",
+        )
     check_stages(ns, pipeline)
 
 

@@ -222,6 +222,19 @@ def _latent_attention() -> None:
     DotProductAttention.__init__ = create
 
 
+def _expert_biases() -> None:
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
+
+    plain = RowParallelLinear.forward
+
+    @functools.wraps(plain)
+    def forward(self: Any, input_: Any) -> Any:
+        output, bias = plain(self, input_)
+        return (output if bias is None or not self.is_expert else output.clone()), bias
+
+    RowParallelLinear.forward = forward
+
+
 CPU_SHIMS: tuple[CpuShim, ...] = (
     CpuShim(
         "current_device",
@@ -285,6 +298,12 @@ CPU_SHIMS: tuple[CpuShim, ...] = (
         "nobody asks whether a layer is transformer-engine's: multi_latent_attention 155/185, "
         "dot_product_attention 78/248",
         _latent_attention,
+        "after import",
+    ),
+    CpuShim(
+        "expert_biases",
+        "an expert adds its bias in place, which autograd refuses for the output of a collective: mlp 247",
+        _expert_biases,
         "after import",
     ),
 )

@@ -335,6 +335,16 @@ def transformer_fields(ns: Namespace) -> dict[str, Any]:
         fields |= {"init_method": "xavier_uniform", "output_layer_init_method": "xavier_uniform"}
     if not ns.multi_latent_attention or ns.rope_type is None:
         fields.pop("rope_type", None)
+    if ns.position_embedding_type == "yarn":
+        fields |= {
+            "yarn_rotary_scaling_factor": ns.rotary_scaling_factor,
+            "yarn_original_max_position_embeddings": ns.yarn_original_max_position_embeddings,
+            "yarn_beta_fast": 32.0 if ns.yarn_beta_fast is None else ns.yarn_beta_fast,
+            "yarn_beta_slow": 1.0 if ns.yarn_beta_slow is None else ns.yarn_beta_slow,
+            "yarn_mscale": ns.mscale,
+            "yarn_mscale_all_dim": ns.mscale_all_dim,
+            "yarn_correction_range_round_to_int": ns.yarn_correction_range_round_to_int is not False,
+        }
     fields["use_cpu_initialization"] = bool(ns.use_cpu_initialization)
     fields.pop("transformer_impl", None)
     return fields

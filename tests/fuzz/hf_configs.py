@@ -1,6 +1,6 @@
 """Fuzzes Hugging Face directories: ``python -m tests.fuzz.hf_configs --seed S --minutes M``.
 
-Takes the config of one of ten families (tiny, with the fields of published ones) and its weights, and changes one
+Takes the config of one of sixteen families (tiny, with the fields of published ones) and its weights, and changes one
 field, or the stored tensors. The judge is transformers: a model that is converted must load there without a missing,
 unused or mismatched name, and the job's model, built from the flags that the conversion wrote, must have its logits.
 Everything else must be refused in one sentence with exit code 2, and leave nothing behind.
@@ -33,6 +33,12 @@ _ATTENTION = {"attention_bias": False, "attention_dropout": 0.0, "rope_theta": 1
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
            "original_max_position_embeddings": 8192}  # fmt: skip
 _SLIDING = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 2}
+_YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1,
+         "mscale": 1.0, "mscale_all_dim": 1.0}  # fmt: skip
+_SHARED = {"n_routed_experts": 8, "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+           "routed_scaling_factor": 1.5}  # fmt: skip
+_DEEPSEEK = {**_SHARED, "num_key_value_heads": 4, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+             "v_head_dim": 16, "rms_norm_eps": 1e-6, "moe_layer_freq": 1}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama2": {**_COMMON, **_ATTENTION, "model_type": "llama", "pretraining_tp": 1, "mlp_bias": False},
     "llama3": {**_COMMON, **_ATTENTION, "model_type": "llama", "head_dim": 16, "rope_theta": 500000.0,
@@ -53,10 +59,34 @@ FAMILIES: dict[str, dict[str, Any]] = {
                "tie_word_embeddings": True},
     "phi3": {**_COMMON, **_ATTENTION, "model_type": "phi3", "sliding_window": None, "pad_token_id": 0,
              "original_max_position_embeddings": 64},
+    "gemma3_text": {**_COMMON, **_ATTENTION, "model_type": "gemma3_text", "head_dim": 8, "query_pre_attn_scalar": 8,
+                    "hidden_activation": "gelu_pytorch_tanh", "sliding_window": 5, "sliding_window_pattern": 2,
+                    "rope_local_base_freq": 1e4, "tie_word_embeddings": True},
+    "qwen3_next": {**_COMMON, "model_type": "qwen3_next", "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "full_attention_interval": 2,
+                   "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+                   "linear_value_head_dim": 8, "rope_theta": 1e6},
     "qwen3_moe": {**_COMMON, **_SLIDING, **_ATTENTION, "model_type": "qwen3_moe", "head_dim": 8, "num_experts": 4,
-                  "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True},
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
+                  "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.001},
+    "deepseek_v2": {**_COMMON, **_ATTENTION, **_DEEPSEEK, "model_type": "deepseek_v2", "q_lora_rank": None,
+                    "topk_method": "greedy", "n_group": 1, "topk_group": 1, "norm_topk_prob": False,
+                    "scoring_func": "softmax", "num_experts_per_tok": 2},
+    "deepseek_v3": {**_COMMON, **_ATTENTION, **_DEEPSEEK, "model_type": "deepseek_v3", "q_lora_rank": 16,
+                    "topk_method": "noaux_tc", "n_group": 4, "topk_group": 2, "norm_topk_prob": True,
+                    "scoring_func": "sigmoid", "num_experts_per_tok": 4, "num_nextn_predict_layers": 1,
+                    "rope_scaling": _YARN},
+    "glm4_moe": {**_COMMON, **_SHARED, "model_type": "glm4_moe", "head_dim": 16, "partial_rotary_factor": 0.5,
+                 "attention_bias": True, "use_qk_norm": True, "rope_theta": 1e6, "rope_scaling": None, "n_group": 1,
+                 "topk_group": 1, "norm_topk_prob": True, "num_experts_per_tok": 2, "attention_dropout": 0.0,
+                 "num_nextn_predict_layers": 1},
+    "gpt_oss": {**_COMMON, "model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+                "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"], "swiglu_limit": 0.5,
+                "attention_bias": True, "attention_dropout": 0.0, "router_aux_loss_coef": 0.9, "rope_theta": 150000,
+                "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                 "truncate": False, "original_max_position_embeddings": 4096}},
 }  # fmt: skip
-SUPPORTED = ("llama2", "llama3", "mistral", "mixtral", "qwen2", "qwen3", "gpt2")
+SUPPORTED = tuple(family for family in FAMILIES if family not in ("gemma2", "phi3", "gemma3_text", "qwen3_next"))
 VALUES = st.one_of(
     st.sampled_from([None, True, False, 0, 1, 2, 3, 4, 5, 8, 16, 31, 32, 33, 48, 64, 95, 96, 97, -1, 10**9, 10**40]),
     st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0, 1e-6, 1e-3, 10000.0, 10000.5, 1e30, float("nan"), float("inf"), -1.0]),
@@ -124,8 +154,8 @@ class World:
         config = transformers.AutoConfig.for_model(**FAMILIES[family])
         torch.manual_seed(sum(family.encode()))
         model = transformers.AutoModelForCausalLM.from_config(config)
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
+        for name, parameter in (*model.named_parameters(), *model.named_buffers()):
+            if parameter.dim() == 1 and not name.endswith("inv_freq"):
                 parameter.data.add_(0.3 * torch.randn_like(parameter))
         model.save_pretrained(folder)
         (folder / "config.json").write_text(json.dumps(FAMILIES[family]))

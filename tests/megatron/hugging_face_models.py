@@ -33,6 +33,39 @@ GPT2 = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+EXPERTS = {**LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+SHARED = {
+    **EXPERTS,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+DEEPSEEK = {
+    **SHARED,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "mscale": 0.8,
+    "mscale_all_dim": 0.9,
+}
+GPT_OSS = {
+    **LLAMA,
+    "head_dim": 16,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 5,
+    "swiglu_limit": 0.5,
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", LLAMA),
     "llama-tied": ("Llama", {**LLAMA, "tie_word_embeddings": True, "head_dim": 32}),
@@ -40,7 +73,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "qwen2": ("Qwen2", LLAMA),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 16}),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 32, "num_experts": 4, "mlp_only_layers": [1]}),
+    "qwen3-moe-sums": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "num_experts": 4, "norm_topk_prob": True}),
+    "deepseek-v2": ("DeepseekV2", {**DEEPSEEK, "q_lora_rank": None, "topk_method": "greedy"}),
+    "deepseek-v3": ("DeepseekV3", {**DEEPSEEK, **GROUPS, "q_lora_rank": 32, "rope_parameters": YARN}),
+    "glm4-moe": ("Glm4Moe", {**SHARED, "head_dim": 32, "attention_bias": True, "use_qk_norm": True}),
+    "gpt-oss": ("GptOss", {**GPT_OSS, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}}),
+    "gpt-oss-yarn": ("GptOss", GPT_OSS),
 }
+EXPERT_KINDS = tuple(kind for kind, (_, values) in MODELS.items() if "num_experts_per_tok" in values)
 
 
 def make(kind: str, folder: Path, **other: Any) -> Any:
@@ -51,12 +92,37 @@ def make(kind: str, folder: Path, **other: Any) -> Any:
     torch.manual_seed(SEED)
     config = getattr(transformers, f"{name}Config")(**{**values, **other})
     model = getattr(transformers, f"{name}LMHeadModel" if name == "GPT2" else f"{name}ForCausalLM")(config)
-    for parameter in model.parameters():  # norms and biases too, which are ones and zeros at first
-        if parameter.dim() == 1:
+    for name, parameter in model.named_parameters():  # norms and biases too, which are ones and zeros at first
+        if parameter.dim() == 1 or name.endswith("_bias"):
             parameter.data.add_(0.1 * torch.randn_like(parameter))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.add_(0.1 * torch.randn_like(buffer))
     model.eval().save_pretrained(folder)
     (folder / "tokenizer.json").write_text("{}")
     return model
+
+
+def add_predictors(folder: Path, number: int) -> None:
+    """Give a model of DeepSeek's or GLM's kind layers that predict more tokens, as the published ones have them."""
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    layers, hidden = config["num_hidden_layers"], config["hidden_size"]
+    last = f"model.layers.{layers - 1}."
+    for layer in range(layers, layers + number):
+        top = f"model.layers.{layer}."
+        tensors |= {top + name.removeprefix(last): one + 0.01 for name, one in tensors.items() if name.startswith(last)}
+        tensors |= {f"{top}{name}.weight": torch.rand(hidden) for name in ("enorm", "hnorm", "shared_head.norm")}
+        tensors[f"{top}eh_proj.weight"] = torch.rand(hidden, 2 * hidden)
+        tensors[f"{top}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{top}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config["num_nextn_predict_layers"] = number
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def run(load: Path, save: Path, loader: str, saver: str, *words: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spare_megatron.cli import convert
-from tests.megatron.hugging_face_models import MODELS, SEED, VOCAB, make, run
+from tests.megatron.hugging_face_models import EXPERT_KINDS, MODELS, SEED, VOCAB, add_predictors, make, run
 
 transformers = pytest.importorskip("transformers")
 
@@ -26,8 +26,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the model that the written flags describe, with the weights loaded as a job loads them."""
+def our_logits(save: Path, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
+    """Of the model that the written flags describe, with the weights loaded as a job loads them; with ``labels`` the
+    loss of each token."""
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
@@ -44,6 +45,8 @@ def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(tokens.shape[1]).expand_as(tokens)
         mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
         with torch.no_grad():
+            if labels is not None:
+                return model(tokens, positions, mask, labels=labels)  # type: ignore[no-any-return]
             return model(tokens, positions, mask)[..., :VOCAB]  # type: ignore[no-any-return]
     finally:
         world.destroy()
@@ -58,15 +61,38 @@ def test_logits_are_those_of_transformers_and_round_trips_are_equal(kind: str, t
         theirs = model(tokens).logits
     assert (our_logits(tmp_path / "ours", tokens) - theirs).abs().max() < 1e-4
     sizes = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
-    experts = ("--target-expert-parallel-size", "2" if kind == "mixtral" else "1")
+    experts = ("--target-expert-parallel-size", "2" if kind in EXPERT_KINDS else "1")
     run(tmp_path / "ours", tmp_path / "cut", "core", "legacy", *sizes, *experts)
     for name, origin in (("from-ours", "ours"), ("from-cut", "cut")):
         run(tmp_path / origin, tmp_path / name, "core", "hf")
         before, after = tensors(tmp_path / "hf"), tensors(tmp_path / name)
         assert before.keys() == after.keys()
         assert all(torch.equal(before[one], after[one]) for one in before)
-        assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == MODELS[kind][0].lower()
+        assert json.loads((tmp_path / name / "config.json").read_text())["model_type"] == model.config.model_type
         assert (tmp_path / name / "tokenizer.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("kind", ["deepseek-v3", "glm4-moe"])
+def test_layers_that_predict_more_tokens(kind: str, tmp_path: Path) -> None:
+    """They go to megatron-core and back, and a job's model loads them; its losses of the next token are those of the
+    model without them, as transformers has it."""
+    model = make(kind, tmp_path / "hf", vocab_size=128)
+    add_predictors(tmp_path / "hf", 2)
+    run(tmp_path / "hf", tmp_path / "ours", "hf", "core")
+    assert "--mtp-num-layers 2" in (tmp_path / "ours" / "model_flags.txt").read_text()
+    tokens, labels = torch.randint(0, 128, (2, 2, 16), generator=torch.Generator().manual_seed(SEED))
+    with torch.no_grad():
+        theirs = torch.nn.functional.cross_entropy(model(tokens).logits.mT, labels, reduction="none")
+    assert (our_logits(tmp_path / "ours", tokens, labels) - theirs).abs().max() < 1e-5
+    sizes = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
+    run(tmp_path / "ours", tmp_path / "cut", "core", "legacy", *sizes, "--target-expert-parallel-size", "2")
+    for name in ("ours", "cut"):
+        run(tmp_path / name, tmp_path / f"from-{name}", "core", "hf")
+        before, after = tensors(tmp_path / "hf"), tensors(tmp_path / f"from-{name}")
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[one], after[one]) for one in before)
+        config = json.loads((tmp_path / f"from-{name}" / "config.json").read_text())
+        assert config == json.loads((tmp_path / "hf" / "config.json").read_text())
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -112,9 +138,10 @@ def test_dropouts_are_those_of_the_config(kind: str) -> None:
 
     name, values = MODELS[kind]
     own = {"attn_pdrop": 0.3, "resid_pdrop": 0.2} if kind == "gpt2" else {"attention_dropout": 0.3}
-    shape = shape_of_config(getattr(transformers, f"{name}Config")(**{**values, **own}).to_dict())
+    config = getattr(transformers, f"{name}Config")(**{**values, **own}).to_dict()
+    shape = shape_of_config(config)
     assert (shape.attention_dropout, shape.hidden_dropout) == (0.3, 0.2 if kind == "gpt2" else 0.0)
-    written = config_of_shape(shape, MODELS[kind][0].lower(), torch.float32)
+    written = config_of_shape(shape, config["model_type"], torch.float32)
     assert {key: written[key] for key in own} == own
 
 

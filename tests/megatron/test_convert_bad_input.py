@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from spare_megatron.cli import convert
-from tests.megatron.hugging_face_models import MODELS, make, run
+from tests.megatron.hugging_face_models import MODELS, YARN, add_predictors, make, run
 
 transformers = pytest.importorskip("transformers")
 safetensors_torch = pytest.importorskip("safetensors.torch")
@@ -215,6 +215,11 @@ def test_a_quantization_config(model: Callable[[str], Path], capsys: Capture) ->
         ("qwen2", "model.layers.1.self_attn.o_proj.bias"),
         ("qwen3", "model.layers.1.self_attn.k_proj.bias"),
         ("mixtral", "model.layers.1.block_sparse_moe.gate.bias"),
+        ("qwen3-moe", "model.layers.1.mlp.gate.weight"),  # of a layer without experts
+        ("deepseek-v2", "model.layers.1.mlp.gate.e_score_correction_bias"),
+        ("deepseek-v3", "model.layers.1.mlp.shared_experts.up_proj.bias"),
+        ("glm4-moe", "model.layers.0.self_attn.o_proj.bias"),
+        ("gpt-oss", "model.layers.1.mlp.experts.down_proj_blocks"),
         ("gpt2", "transformer.h.0.crossattention.c_attn.weight"),
         ("gpt2", "wte.weight"),
     ],
@@ -223,6 +228,18 @@ def test_a_tensor_that_nobody_reads(kind: str, extra: str, model: Callable[[str]
     folder = model(kind)
     store(folder, {**weights(folder), extra: torch.ones(64)})
     refused(folder, capsys, extra)
+
+
+def test_predictors_with_embeddings_of_their_own(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("deepseek-v3")
+    add_predictors(folder, 1)
+    tensors, name = weights(folder), "model.layers.2.embed_tokens.weight"
+    store(folder, {**tensors, name: tensors[name] + 1.0})
+    refused(folder, capsys, f"{name} differs from model.embed_tokens.weight")
+    store(folder, {key: one for key, one in tensors.items() if key != name})
+    refused(folder, capsys, f"no tensor {name}")
+    configured(folder, num_nextn_predict_layers=0)
+    refused(folder, capsys, "model.layers.2.eh_proj.weight", "which the model of its config.json has not")
 
 
 def test_buffers_that_old_versions_stored_are_no_weights(model: Callable[[str], Path]) -> None:
@@ -287,6 +304,35 @@ def test_weights_of_megatron_that_nobody_reads(model: Callable[[str], Path], cap
     assert convert.main([*words, "hf"]) == 2
     assert "decoder.layers.self_attention.linear_qkv.bias" in capsys.readouterr().err
     assert not (top / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("layernorm_zero_centered_gamma", True, "layernorm_zero_centered_gamma True"),
+        ("rotary_interleaved", True, "transformers has no such model"),
+        ("window_size", (4, 0), "has no equivalent"),
+        ("moe_latent_size", 8, "moe_latent_size 8, which is not converted"),
+    ],
+)
+def test_what_no_config_of_transformers_says(
+    name: str, value: Any, sentence: str, model: Callable[[str], Path], capsys: Capture
+) -> None:
+    """The weights would be those of another model there."""
+    from argparse import Namespace
+
+    folder = model("llama")
+    run(folder, folder.parent / "core", "hf", "core")
+    directory = folder.parent / "core" / "iter_0000001"
+    (directory / "spare_manifest.json").unlink()
+    common = torch.load(directory / "common.pt", weights_only=False)
+    common["args"] = Namespace(**{**vars(common["args"]), name: value})
+    torch.save(common, directory / "common.pt")
+    words = ["--model-type", "GPT", "--saver", "hf", "--load-dir", str(folder.parent / "core"), "--save-dir"]
+    capsys.readouterr()
+    assert convert.main([*words, str(folder.parent / "x")]) == 2
+    assert sentence in capsys.readouterr().err
+    assert not (folder.parent / "x").exists()
 
 
 # ---------------------------------------------------------------- damaged files
@@ -438,6 +484,40 @@ def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], cap
         ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok 9"),
         ("mixtral", {"num_local_experts": 2}, "weights of 4 experts"),
+        ("mixtral", {"num_experts_per_tok": 1}, "every expert has the weight 1"),
+        ("mixtral", {"num_experts": 8}, "num_local_experts 4 and num_experts 8"),
+        ("qwen3-moe", {"mlp_only_layers": 3}, "mlp_only_layers 3"),
+        ("qwen3-moe", {"attention_bias": True}, "attention_bias True"),
+        ("qwen3-moe", {"use_sliding_window": True}, "use_sliding_window True"),
+        ("qwen3-moe", {"decoder_sparse_step": 0}, "decoder_sparse_step 0"),
+        ("deepseek-v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps 1e-05"),
+        ("deepseek-v3", {"rope_interleave": False}, "rope_interleave False"),
+        ("deepseek-v3", {"num_key_value_heads": 2}, "num_key_value_heads 2"),
+        ("deepseek-v3", {"norm_topk_prob": False}, "norm_topk_prob False"),
+        ("deepseek-v3", {"topk_group": 1, "n_group": 2}, "topk_group 1"),
+        ("deepseek-v3", {"n_group": 3}, "n_group 3"),
+        ("deepseek-v3", {"num_local_experts": 4}, "one field with two names"),
+        ("deepseek-v3", {"scoring_func": "softmax"}, "scoring_func 'softmax'"),
+        ("deepseek-v3", {"n_shared_experts": None}, "n_shared_experts None"),
+        ("deepseek-v3", {"first_k_dense_replace": -1}, "first_k_dense_replace -1"),
+        ("deepseek-v3", {"attention_bias": True}, "attention_bias True"),
+        ("deepseek-v3", {"rope_parameters": {**YARN, "beta_fast": 16}}, "beta_fast 16"),
+        ("deepseek-v3", {"rope_parameters": {**YARN, "mscale": None}}, "mscale_all_dim 0.9 without mscale"),
+        ("deepseek-v3", {"rope_parameters": {**YARN, "original_max_position_embeddings": 64}}, "embeddings 64"),
+        ("deepseek-v3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "default and yarn are"),
+        ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method 'noaux_tc'"),
+        ("deepseek-v2", {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 1}, "topk_group 1"),
+        ("deepseek-v2", {"norm_topk_prob": True}, "norm_topk_prob True"),
+        ("deepseek-v2", {"routed_scaling_factor": 0}, "routed_scaling_factor 0"),
+        ("glm4-moe", {"rope_parameters": {"partial_rotary_factor": 0.3}}, "gives heads of 9 channels"),
+        ("glm4-moe", {"partial_rotary_factor": 0.25}, "which differ"),
+        ("gpt-oss", {"swiglu_alpha": 1.5}, "swiglu_alpha 1.5"),
+        ("gpt-oss", {"attention_bias": False}, "attention_bias False"),
+        ("gpt-oss", {"sliding_window": None}, "sliding_window None"),
+        ("gpt-oss", {"layer_types": ["sliding_attention"]}, "layer_types ['sliding_attention']"),
+        ("gpt-oss", {"num_local_experts": 5}, "it has 5x64"),
+        ("gpt-oss", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "original_max_position_embeddings None"),
+        ("gpt-oss", {"rope_parameters": {**YARN, "mscale": 0.5}}, "mscale 0.5"),
         ("gpt2", {"activation_function": "relu"}, "relu"),
         ("gpt2", {"n_head": 7}, "not divisible"),
     ],
@@ -450,6 +530,23 @@ def test_a_config_that_is_wrong(
     assert "cannot be read" not in refused(folder, capsys, sentence)
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("gemma3_text", ("rope_local_base_freq", "no norm after attention")),
+        ("gemma3", ("text_config", "rope_local_base_freq")),
+        ("qwen3_next", ("layer_types", "linear_attention", "transformer-engine")),
+        ("phi3", ("phi3", "qwen3_moe")),
+    ],
+)
+def test_a_kind_that_megatron_core_has_not(
+    kind: str, fields: tuple[str, ...], model: Callable[[str], Path], capsys: Capture
+) -> None:
+    folder = model("llama")
+    configured(folder, model_type=kind)
+    refused(folder, capsys, *fields)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "null", "{", "[" * 100_000, '{"model_type": "llama"}', "\xff"])
 def test_a_file_that_is_no_config(text: str, model: Callable[[str], Path], capsys: Capture) -> None:
     folder = model("llama")
@@ -457,17 +554,24 @@ def test_a_file_that_is_no_config(text: str, model: Callable[[str], Path], capsy
     refused(folder, capsys, "config.json")
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3"])
+WITH_DEFAULTS = (
+    *("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3", "glm4-moe"),
+    "gpt-oss",
+)
+
+
+@pytest.mark.parametrize("kind", WITH_DEFAULTS)
 def test_values_that_a_config_leaves_out_are_those_of_transformers(kind: str) -> None:
     """Of its class for this kind: what a Mixtral leaves out is not what a Llama leaves out."""
     from spare_megatron.checkpoint.convert.hf_config import shape_of_config
 
     name = "Mistral" if kind == "mistral" else MODELS[kind][0]
-    whole = getattr(transformers, f"{name}Config")().to_dict()
+    given = {"deepseek-v2": {"num_experts_per_tok": 6}, "glm4-moe": {"head_dim": 128}}.get(kind, {})
+    whole = getattr(transformers, f"{name}Config")(**given).to_dict()
     if kind == "mistral":
         whole["sliding_window"] = whole["max_position_embeddings"]
     expected = shape_of_config(whole)
-    needed = ("sliding_window",) if kind == "mistral" else ()
+    needed = ("sliding_window",) if kind == "mistral" else tuple(given)
     refusals, taken = [], 0
     for field in whole.keys() - {"model_type", *needed}:
         short = {key: value for key, value in whole.items() if key != field}

@@ -30,7 +30,8 @@ FLAGS = (
     f"--train-iters {STEPS} --lr 1e-3 --transformer-impl local --seq-length 32 --seed {SEED} --save-interval 1000 "
     "--eval-iters 0 --log-interval 10"
 )
-KINDS = ("llama", "qwen3", "mixtral", "gpt2")
+MORE = ("qwen3-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss-yarn")
+KINDS = ("llama", "qwen3", "mixtral", "gpt2", *(pytest.param(kind, marks=pytest.mark.full) for kind in MORE))
 
 
 def model_of(kind: str, folder: Path) -> None:

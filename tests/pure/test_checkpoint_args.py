@@ -382,4 +382,7 @@ def test_a_checkpoint_of_the_older_format_is_refused_with_the_command_that_conve
     parse_job([*words, "--ckpt-step", "5"])
     assert folder.damage(load / "iter_0000009").startswith(f"{load}/iter_0000009 holds mp_rank files; ")
     (load / "iter_0000005" / ".metadata").touch()
-    assert "or has torch's own format (torch_dcp or fsdp_dtensor)" in folder.damage(load / "iter_0000005")
+    own = folder.damage(load / "iter_0000005")
+    assert f"the format of Megatron's FSDP modes (fsdp_dtensor or torch_dcp), then {command[:20]}" in own
+    with pytest.raises(ConfigError, match=f"Megatron's FSDP modes .* --load-dir {load} "):
+        parse_job([*words, "--use-checkpoint-args", "--ckpt-step", "5"])

@@ -49,7 +49,11 @@ BAD = [
     ("--no-position-embedding", "--no-position-embedding is only for rotary embeddings"),
     ("--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs a model with experts"),
     ("--num-experts 3 --expert-model-parallel-size 2 --global-batch-size 8", "--num-experts 3 is not divisible by"),
-    ("--num-experts 2", "--num-experts with biases needs transformer-engine, .*; add --disable-bias-linear"),
+    ("--position-embedding-type yarn", "yarn needs --yarn-original-max-position-embeddings, .*; give it"),
+    (
+        "--position-embedding-type yarn --multi-latent-attention",
+        "does not go with --multi-latent-attention; use --position-embedding-type rope --rope-type yarn",
+    ),
     ("--num-experts 2 --moe-router-topk 4", "--moe-router-topk 4 is more than --num-experts 2"),
     ("--num-experts 2 --moe-layer-freq [1]*3", "--moe-layer-freq has 3 entries, but the model has 4 layers"),
     ("--num-experts 2 --moe-layer-freq often", "--moe-layer-freq is 'often', but takes"),

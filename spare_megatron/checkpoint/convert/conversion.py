@@ -15,18 +15,17 @@ from typing import Any
 import torch
 
 from spare_megatron.checkpoint import folder
-from spare_megatron.checkpoint.convert import hugging_face, layout, mp_rank, tokenizer_files, torch_dist
+from spare_megatron.checkpoint.convert import hugging_face, layout, mp_rank, tokenizer_files, torch_dist, torch_own
 from spare_megatron.checkpoint.convert.layout import Layout
-from spare_megatron.checkpoint.convert.model import (
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource
+from spare_megatron.checkpoint.convert.model_args import (
     IDS,
-    Entry,
-    ModelShape,
-    TensorSource,
     args_of_shape,
-    entries,
     flags_of_shape,
+    refuse_unknown_to_transformers,
 )
 from spare_megatron.checkpoint.convert.returned_config import differs, travelled_config
+from spare_megatron.checkpoint.convert.tensors import EXPERT_BIAS, entries
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
@@ -63,7 +62,7 @@ class Prepared:
         self._source, self._dtype, self.shape = source, dtype, shape
         self.iteration, self.args, self.folder = source.iteration, source.args, source.folder
         self._types: dict[str, torch.dtype] = {}
-        for entry in entries(shape) if dtype is None else ():
+        for entry in entries(shape):
             found, key = source.dtype(entry), _without_numbers(entry)
             self._types[key] = torch.promote_types(self._types.get(key, found), found)
 
@@ -78,8 +77,10 @@ class Prepared:
         return tensor.to(self.dtype(entry))
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        """One type for all layers, because torch_dist stores them as one tensor: the type that holds every value."""
-        return self._dtype or self._types[_without_numbers(entry)]
+        """One type for all layers, because torch_dist stores them as one tensor: the type that holds every value.
+        Experts' biases keep theirs, as megatron-core has them in fp32 whatever the type of the weights."""
+        own = self._types[_without_numbers(entry)]
+        return self._dtype if self._dtype is not None and not entry.name.endswith(EXPERT_BIAS) else own
 
 
 def _without_numbers(entry: Entry) -> str:
@@ -87,7 +88,7 @@ def _without_numbers(entry: Entry) -> str:
 
 
 def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
-    """Open the checkpoint in a directory; returns its source and format: 'hf', 'torch_dist' or 'mp_rank'.
+    """Open the checkpoint in a directory; returns its source and the name of its format.
 
     ``loader`` is 'hf', or any other value for Megatron's formats. ConfigError where there is no good checkpoint.
     """
@@ -97,6 +98,8 @@ def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
         raise ConfigError(f"--load-dir {load_dir} does not exist; give a directory of checkpoints")
     directory = _iteration(load_dir)
     reason = folder.damage(directory)
+    if folder.torch_own(directory):
+        return torch_own.TorchOwnSource(directory), "torch's own format"
     if (directory / "metadata.json").exists():
         if reason:
             raise ConfigError(f"{reason}; use another checkpoint")
@@ -177,6 +180,7 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
         say(entry, done, total)
 
     if wish.saver == "hf":
+        refuse_unknown_to_transformers(source.args, str(load_dir))
         if any(save_dir.glob("*.safetensors")):
             raise ConfigError(f"--save-dir {save_dir} already has a model; give an empty directory")
         prepared.folder = files

@@ -33,8 +33,8 @@ class StoredTensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
-    def read(self) -> torch.Tensor:
-        """Its values, in memory of their own."""
+    def read(self, index: int | None = None) -> torch.Tensor:
+        """Its values, or those at an index of its first axis, in memory of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +51,11 @@ class LoadedTensor:
     def shape(self) -> tuple[int, ...]:
         return tuple(self.tensor.shape)
 
-    def read(self) -> torch.Tensor:
-        values = self.tensor.contiguous().clone()
-        if self.tensor.is_contiguous():
-            release(self.tensor)
+    def read(self, index: int | None = None) -> torch.Tensor:
+        stored = self.tensor if index is None else self.tensor[index]
+        values = stored.contiguous().clone()
+        if stored.is_contiguous():
+            release(stored)
         return values
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape
+from spare_megatron.checkpoint.convert.model import OUTPUT, WORDS, Entry, ModelShape
 
 Split = Callable[[torch.Tensor, ModelShape], list[torch.Tensor]]
 Join = Callable[[list[torch.Tensor], ModelShape], torch.Tensor]
@@ -24,6 +24,10 @@ class Rule:
 
     split: Split
     join: Join
+    copied: bool = False
+    """Whether transformers' tensors are equal, so that one of them is enough."""
+    stacked: bool = False
+    """Whether transformers has one tensor of all experts, in which this one's has its place on the first axis."""
 
 
 def _split_qkv(fused: torch.Tensor, shape: ModelShape) -> list[torch.Tensor]:
@@ -43,7 +47,15 @@ def _join_qkv(parts: list[torch.Tensor], shape: ModelShape) -> torch.Tensor:
 PLAIN = Rule(lambda tensor, _: [tensor], lambda parts, _: parts[0])
 TURNED = Rule(lambda tensor, _: [tensor.t()], lambda parts, _: parts[0].t())
 """GPT-2 stores weights transposed (Conv1D)."""
+TURNED_STACK = Rule(TURNED.split, TURNED.join, stacked=True)
+STACK = Rule(PLAIN.split, PLAIN.join, stacked=True)
 GATED = Rule(lambda tensor, _: list(tensor.chunk(2, 0)), lambda parts, _: torch.cat(parts))
+MIXED_STACK = Rule(
+    lambda tensor, _: [torch.stack(tensor.chunk(2, 0), 1).flatten(0, 1).t()],
+    lambda parts, _: torch.cat([parts[0].t()[0::2], parts[0].t()[1::2]]),
+    stacked=True,
+)
+"""gpt_oss has channels of the gate and of the input in turn, and its weights transposed."""
 QKV = Rule(_split_qkv, _join_qkv)
 QKV_AS_ONE = Rule(
     lambda tensor, shape: [torch.cat(_split_qkv(tensor, shape)).t()],
@@ -52,7 +64,9 @@ QKV_AS_ONE = Rule(
 """GPT-2 stores query, key and value one after the other in one tensor (``t`` leaves a bias, with its one axis, as it
 is)."""
 
-_LLAMA: dict[str, tuple[Rule, tuple[str, ...]]] = {
+Table = dict[str, tuple[Rule, tuple[str, ...]]]
+"""Name of a tensor inside megatron-core's layer -> its rule, and the names inside transformers' layer."""
+_LLAMA: Table = {
     "self_attention.linear_qkv.layer_norm_weight": (PLAIN, ("input_layernorm.weight",)),
     "self_attention.linear_qkv.weight": (QKV, tuple(f"self_attn.{one}_proj.weight" for one in "qkv")),
     "self_attention.linear_qkv.bias": (QKV, tuple(f"self_attn.{one}_proj.bias" for one in "qkv")),
@@ -63,6 +77,8 @@ _LLAMA: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "pre_mlp_layernorm.weight": (PLAIN, ("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": (GATED, ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": (PLAIN, ("mlp.down_proj.weight",)),
+}
+_MIXTRAL: Table = {
     "mlp.router.weight": (PLAIN, ("block_sparse_moe.gate.weight",)),
     "mlp.experts.N.linear_fc1.weight": (
         GATED,
@@ -70,7 +86,44 @@ _LLAMA: dict[str, tuple[Rule, tuple[str, ...]]] = {
     ),
     "mlp.experts.N.linear_fc2.weight": (PLAIN, ("block_sparse_moe.experts.N.w2.weight",)),
 }
-_GPT2: dict[str, tuple[Rule, tuple[str, ...]]] = {
+_EXPERTS: Table = {
+    "mlp.router.weight": (PLAIN, ("mlp.gate.weight",)),
+    "mlp.router.expert_bias": (PLAIN, ("mlp.gate.e_score_correction_bias",)),
+    "mlp.experts.N.linear_fc1.weight": (GATED, ("mlp.experts.N.gate_proj.weight", "mlp.experts.N.up_proj.weight")),
+    "mlp.experts.N.linear_fc2.weight": (PLAIN, ("mlp.experts.N.down_proj.weight",)),
+    "mlp.shared_experts.linear_fc1.weight": (
+        GATED,
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+    ),
+    "mlp.shared_experts.linear_fc2.weight": (PLAIN, ("mlp.shared_experts.down_proj.weight",)),
+}
+_PREDICTORS: Table = {
+    "enorm.weight": (PLAIN, ("enorm.weight",)),
+    "hnorm.weight": (PLAIN, ("hnorm.weight",)),
+    "eh_proj.weight": (PLAIN, ("eh_proj.weight",)),
+    "final_layernorm.weight": (PLAIN, ("shared_head.norm.weight",)),
+}
+_GPT_OSS: Table = {
+    "self_attention.core_attention.softmax_offset": (PLAIN, ("self_attn.sinks",)),
+    "self_attention.linear_proj.bias": (PLAIN, ("self_attn.o_proj.bias",)),
+    "mlp.router.weight": (PLAIN, ("mlp.router.weight",)),
+    "mlp.router.bias": (PLAIN, ("mlp.router.bias",)),
+    "mlp.experts.N.linear_fc1.weight": (MIXED_STACK, ("mlp.experts.gate_up_proj",)),
+    "mlp.experts.N.linear_fc1.bias": (MIXED_STACK, ("mlp.experts.gate_up_proj_bias",)),
+    "mlp.experts.N.linear_fc2.weight": (TURNED_STACK, ("mlp.experts.down_proj",)),
+    "mlp.experts.N.linear_fc2.bias": (STACK, ("mlp.experts.down_proj_bias",)),
+}
+_LATENTS: Table = {
+    "input_layernorm.weight": (PLAIN, ("input_layernorm.weight",)),
+    "self_attention.linear_q_proj.weight": (PLAIN, ("self_attn.q_proj.weight",)),
+    "self_attention.linear_q_down_proj.weight": (PLAIN, ("self_attn.q_a_proj.weight",)),
+    "self_attention.linear_q_up_proj.layer_norm_weight": (PLAIN, ("self_attn.q_a_layernorm.weight",)),
+    "self_attention.linear_q_up_proj.weight": (PLAIN, ("self_attn.q_b_proj.weight",)),
+    "self_attention.linear_kv_down_proj.weight": (PLAIN, ("self_attn.kv_a_proj_with_mqa.weight",)),
+    "self_attention.linear_kv_up_proj.layer_norm_weight": (PLAIN, ("self_attn.kv_a_layernorm.weight",)),
+    "self_attention.linear_kv_up_proj.weight": (PLAIN, ("self_attn.kv_b_proj.weight",)),
+}
+_GPT2: Table = {
     "self_attention.linear_qkv.layer_norm_weight": (PLAIN, ("ln_1.weight",)),
     "self_attention.linear_qkv.layer_norm_bias": (PLAIN, ("ln_1.bias",)),
     "self_attention.linear_qkv.weight": (QKV_AS_ONE, ("attn.c_attn.weight",)),
@@ -96,15 +149,36 @@ _GPT2_REST = {
     "decoder.final_layernorm.bias": "transformer.ln_f.bias",
     "output_layer.weight": "lm_head.weight",
 }
+TABLES: dict[str, Table] = {
+    "gpt2": _GPT2,
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
+    "mixtral": _LLAMA | _MIXTRAL,
+    "qwen3_moe": _LLAMA | _EXPERTS,
+    "gpt_oss": _LLAMA | _GPT_OSS,
+    "glm4_moe": _LLAMA | _EXPERTS | _PREDICTORS,
+    "deepseek_v2": _LLAMA | _EXPERTS | _LATENTS,
+    "deepseek_v3": _LLAMA | _EXPERTS | _LATENTS | _PREDICTORS,
+}
+"""Kind of model -> its layers' tensors."""
 _EXPERT = re.compile(r"experts\.\d+\.")
+_PREDICTOR = re.compile(r"mtp\.layers\.\d+\.(transformer_layer\.)?")
 
 
-def rule_of(entry: Entry, kind: str) -> tuple[Rule, tuple[str, ...]]:
+def _copies(name: str, shape: ModelShape) -> list[str]:
+    """Where layers that predict more tokens have the embeddings or the output layer again."""
+    tied = not shape.untie_embeddings_and_output_weights
+    inside = [*(["embed_tokens.weight"] if name == WORDS else [])]
+    inside += ["shared_head.head.weight"] if name == (WORDS if tied else OUTPUT) else []
+    layers = range(shape.num_layers, shape.num_layers + (shape.mtp_num_layers or 0))
+    return [f"model.layers.{layer}.{one}" for layer in layers for one in inside]
+
+
+def rule_of(entry: Entry, kind: str, shape: ModelShape) -> tuple[Rule, tuple[str, ...]]:
     """The rule of a tensor for models of ``kind``, and Hugging Face's names of its parts."""
-    table, rest = (_GPT2, _GPT2_REST) if kind == "gpt2" else (_LLAMA, _LLAMA_REST)
     if entry.layer is None:
-        return PLAIN, (rest[entry.name],)
-    inside = entry.name.removeprefix(f"decoder.layers.{entry.layer}.")
-    rule, names = table[_EXPERT.sub("experts.N.", inside)]
+        names = ((_GPT2_REST if kind == "gpt2" else _LLAMA_REST)[entry.name], *_copies(entry.name, shape))
+        return Rule(lambda tensor, _: [tensor] * len(names), PLAIN.join, copied=len(names) > 1), names
+    inside = _PREDICTOR.sub("", entry.name.removeprefix(f"decoder.layers.{entry.layer}."))
+    rule, names = TABLES[kind][_EXPERT.sub("experts.N.", inside)]
     top = f"transformer.h.{entry.layer}." if kind == "gpt2" else f"model.layers.{entry.layer}."
     return rule, tuple(top + name.replace(".N.", f".{entry.expert}.") for name in names)

@@ -16,6 +16,7 @@ from spare_megatron.config.errors import ConfigError
 
 LARGEST = 1 << 31
 """No size of a model comes near it; larger ones are refused before anything is computed from them."""
+_LATENTS = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "llama": {},
@@ -29,8 +30,75 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "qwen2": {"num_key_value_heads": 32},
     "qwen3": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": {
+        "num_key_value_heads": 4,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": False,
+        "router_aux_loss_coef": 0.001,
+    },
+    "deepseek_v2": {
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": None,
+        "moe_intermediate_size": 1407,
+        "first_k_dense_replace": 0,
+        "routed_scaling_factor": 1.0,
+        "q_lora_rank": 1536,
+        **_LATENTS,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "num_nextn_predict_layers": 1,
+        "norm_topk_prob": True,
+        "q_lora_rank": 1536,
+        **_LATENTS,
+    },
+    "gpt_oss": {
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+    },
+    "glm4_moe": {
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.0,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_nextn_predict_layers": 1,
+        "norm_topk_prob": True,
+    },
 }
 """Kind -> what transformers' class of this kind has where the file has nothing, if it differs from Llama's."""
+SECOND_NAMES: dict[str, dict[str, str]] = {
+    "mixtral": {"num_experts": "num_local_experts"},
+    "qwen3_moe": {"num_experts": "num_local_experts"},
+    "gpt_oss": {"num_experts": "num_local_experts"},
+    "deepseek_v2": {"num_experts": "n_routed_experts"},
+    "deepseek_v3": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+    "glm4_moe": {"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+}
+"""Kind -> (second name of a field -> the one that is read here)."""
 _LLAMA: dict[str, Any] = {
     "num_key_value_heads": None,
     "head_dim": None,
@@ -47,7 +115,15 @@ class ConfigValues:
     """The values of one ``config.json``; ConfigError, with name and value, for one that cannot be right."""
 
     def __init__(self, config: Mapping[str, Any], kind: str) -> None:
-        self.config, self.kind = config, kind
+        self.config, self.kind = dict(config), kind
+        for second, name in SECOND_NAMES.get(kind, {}).items():
+            if second in config and config.get(name, config[second]) != config[second]:
+                raise ConfigError(
+                    f"config.json has {name} {shown(config[name])} and {second} {shown(config[second])}, which are one "
+                    "field with two names; keep one"
+                )
+            if second in config:
+                self.config[name] = config[second]
         self._defaults = {} if kind == "gpt2" else {**_LLAMA, **DEFAULTS[kind]}
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -64,6 +140,10 @@ class ConfigValues:
         """A whole number of at least 1; ``instead`` where the value is null."""
         value = self.get(name)
         return instead if value is None else _whole(name, value)
+
+    def size(self, name: str, least: int = 1) -> int:
+        """A whole number of at least ``least`` that has a default here."""
+        return _whole(name, self.get(name), least)
 
     def number(self, name: str, default: float = 0.0) -> float:
         """A finite number of at least 0."""
@@ -99,10 +179,11 @@ class ConfigValues:
                 )
 
 
-def _whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < LARGEST:
+def _whole(name: str, value: Any, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < LARGEST:
         raise ConfigError(
-            f"config.json has {name} {shown(value)}, but it must be a whole number from 1 to {LARGEST - 1}; correct it"
+            f"config.json has {name} {shown(value)}, but it must be a whole number from {least} to {LARGEST - 1}; "
+            "correct it"
         )
     return value
 

@@ -6,6 +6,7 @@ files of at most 5 GB, with an index where there are several.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -20,9 +21,10 @@ from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors
 from spare_megatron.checkpoint.convert.hf_files import StoredTensor, stored_tensors
 from spare_megatron.checkpoint.convert.hf_values import read_json
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
-from spare_megatron.checkpoint.convert.model import Entry, TensorSource, entries
+from spare_megatron.checkpoint.convert.model import Entry, TensorSource
 from spare_megatron.checkpoint.convert.returned_config import returned_config
 from spare_megatron.checkpoint.convert.stored_names import check_hugging_face, stored_name
+from spare_megatron.checkpoint.convert.tensors import entries
 from spare_megatron.checkpoint.folder import PARTIAL
 from spare_megatron.config.errors import ConfigError
 
@@ -45,17 +47,26 @@ class HuggingFaceSource:
         self.args: Mapping[str, Any] = {}
         self._kind = str(config["model_type"])
         self._stored = stored_tensors(folder)
+        if not any(name.startswith(f"model.layers.{self.shape.num_layers}.") for name in self._stored):
+            self.shape = dataclasses.replace(
+                self.shape, mtp_num_layers=None
+            )  # many configs promise what few files have
         check_hugging_face(folder, self.shape, self._kind, self._stored)
 
     def read(self, entry: Entry) -> torch.Tensor:
-        rule, names = hf_tensors.rule_of(entry, self._kind)
+        rule, names = self._rule(entry)
         dtype = self.dtype(entry)
-        return rule.join([self._find(name).read().to(dtype) for name in names], self.shape)
+        place = entry.expert if rule.stacked else None
+        return rule.join([self._find(name).read(place).to(dtype) for name in names], self.shape)
 
     def dtype(self, entry: Entry) -> torch.dtype:
         """The type that holds every value of all parts, where they have several."""
-        parts = hf_tensors.rule_of(entry, self._kind)[1]
-        return functools.reduce(torch.promote_types, (self._find(name).dtype for name in parts))
+        return functools.reduce(torch.promote_types, (self._find(name).dtype for name in self._rule(entry)[1]))
+
+    def _rule(self, entry: Entry) -> tuple[hf_tensors.Rule, tuple[str, ...]]:
+        """The rule of a tensor and the names of what is read for it."""
+        rule, names = hf_tensors.rule_of(entry, self._kind, self.shape)
+        return rule, names[:1] if rule.copied else names
 
     def _find(self, name: str) -> StoredTensor:
         return self._stored[stored_name(name, self._stored) or name]
@@ -115,10 +126,14 @@ def _parts(
     parts: list[dict[str, tuple[Entry, torch.dtype, Any]]] = [{}]
     size = 0
     for entry in entries(source.shape):
-        rule, names = hf_tensors.rule_of(entry, kind)
+        rule, names = hf_tensors.rule_of(entry, kind, source.shape)
         dtype = source.dtype(entry)
         wide = (rows, *entry.shape[1:]) if entry.vocabulary else entry.shape
         made = rule.split(torch.empty(wide, dtype=dtype, device="meta"), source.shape)
+        if rule.stacked:  # with the first expert's come those of all
+            if entry.expert:
+                continue
+            made = [one.expand(source.shape.num_experts or 1, *one.shape) for one in made]
         here = sum(one.numel() * dtype.itemsize for one in made)
         if size and size + here > part_bytes:
             parts.append({})
@@ -140,10 +155,20 @@ class _Parts:
     def value(self, name: str, entry: Entry) -> torch.Tensor:
         if entry != self._entry:
             self._made = {}  # frees the old tensor before the new one is read
-            tensor = self._source.read(entry)
-            tensor = with_vocabulary(tensor, self._rows) if entry.vocabulary else tensor
-            rule, names = hf_tensors.rule_of(entry, self._kind)
-            self._made = dict(zip(names, rule.split(tensor, self._source.shape), strict=True))
+            shape = self._source.shape
+            rule, names = hf_tensors.rule_of(entry, self._kind, shape)
+            if rule.stacked:
+                experts = [self._split(rule, entry.of_expert(number)) for number in range(shape.num_experts or 1)]
+                parts = [torch.stack(each) for each in zip(*experts, strict=True)]
+            else:
+                parts = self._split(rule, entry)
+            self._made = dict(zip(names, parts, strict=True))
             self._entry = entry
-            self._say(entry)
         return self._made[name]
+
+    def _split(self, rule: hf_tensors.Rule, entry: Entry) -> list[torch.Tensor]:
+        tensor = self._source.read(entry)
+        tensor = with_vocabulary(tensor, self._rows) if entry.vocabulary else tensor
+        parts = rule.split(tensor, self._source.shape)
+        self._say(entry)
+        return parts

@@ -24,16 +24,25 @@ class Layout:
 
 def check(shape: ModelShape, layout: Layout) -> None:
     """ConfigError where a model cannot be split over these parallel degrees."""
+    latents = (shape.kv_lora_rank or 0) + (shape.qk_pos_emb_head_dim or 0) if shape.multi_latent_attention else 0
     for value, degree, flag in (
         (shape.num_attention_heads, layout.tensor, "--target-tensor-parallel-size"),
         (shape.num_query_groups, layout.tensor, "--target-tensor-parallel-size"),
         (shape.ffn_hidden_size, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.moe_ffn_hidden_size or 0, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.moe_shared_expert_intermediate_size or 0, layout.tensor, "--target-tensor-parallel-size"),
+        (shape.q_lora_rank or 0, layout.tensor, "--target-tensor-parallel-size"),
+        (latents, layout.tensor, "--target-tensor-parallel-size"),
         (shape.padded_vocab_size, layout.tensor, "--target-tensor-parallel-size"),
         (shape.num_layers, layout.pipeline, "--target-pipeline-parallel-size"),
         (shape.num_experts or layout.expert, layout.expert, "--target-expert-parallel-size"),
     ):
         if degree < 1 or value % degree:
             names = {
+                shape.moe_ffn_hidden_size: "channels of an expert",
+                shape.moe_shared_expert_intermediate_size: "channels of the shared expert",
+                shape.q_lora_rank: "channels of the queries' latent",
+                latents: "channels of the keys' and values' latent",
                 shape.num_attention_heads: "attention heads",
                 shape.num_query_groups: "query groups",
                 shape.ffn_hidden_size: "feed-forward channels",
@@ -55,8 +64,8 @@ def cut(tensor: torch.Tensor, entry: Entry, ranks: int) -> list[torch.Tensor]:
 
 
 def joined(parts: list[torch.Tensor], entry: Entry) -> torch.Tensor:
-    """The whole tensor of the parts of all tensor-parallel ranks."""
-    if entry.axis is None or len(parts) == 1:
+    """The whole tensor of the parts of all tensor-parallel ranks, each of which may have it whole."""
+    if entry.axis is None or len(parts) == 1 or tuple(parts[0].shape) == entry.shape:
         return parts[0]
     if not entry.gated:
         return torch.cat(parts, entry.axis)
@@ -66,7 +75,7 @@ def joined(parts: list[torch.Tensor], entry: Entry) -> torch.Tensor:
 
 def stage_of(entry: Entry, shape: ModelShape, layout: Layout) -> int:
     """The pipeline stage that holds a tensor."""
-    if entry.layer is not None:
+    if entry.layer is not None and not entry.predicts:
         return entry.layer // (shape.num_layers // layout.pipeline)
     return 0 if entry.name.startswith("embedding.") else layout.pipeline - 1
 

@@ -8,6 +8,7 @@ no rank's model is ever in memory as a whole. Only weights are converted.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,11 @@ import torch
 from torch.serialization import set_default_mmap_options, skip_data
 
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
-from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource, entries, shape_of_args
+from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource
+from spare_megatron.checkpoint.convert.model_args import shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.checkpoint.convert.stored_names import refuse_unread
+from spare_megatron.checkpoint.convert.tensors import entries, is_linear
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
@@ -33,7 +36,15 @@ _LAYER = re.compile(r"decoder\.layers\.(\d+)\.")
 _NUMBER = re.compile(r"\.(\d+|None)\.")
 IMPLEMENTATIONS = ("transformer_engine", "local")
 MAP_SHARED = 1
-LINEAR = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+DUPLICATED = ("linear_q_down_proj", "linear_kv_down_proj")
+"""Linear layers that are whole on each tensor-parallel rank with transformer-engine, and split in 'local'."""
+LOCAL_NAMES = {
+    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
+    "self_attention.linear_q_up_proj.layer_norm_": "self_attention.q_layernorm.",
+    "self_attention.linear_kv_up_proj.layer_norm_": "self_attention.kv_layernorm.",
+    "mlp.linear_fc1.layer_norm_": "pre_mlp_layernorm.",
+}
+"""Names of norms with transformer-engine -> those of modules of their own."""
 
 
 def rank_directory(directory: Path, tensor: int, pipeline: int, expert: int, layout: Layout) -> Path:
@@ -54,9 +65,8 @@ def inner_name(entry: Entry, layer: int | None, expert: int | None, implementati
         name = name.replace(f"decoder.layers.{entry.layer}.", f"decoder.layers.{layer}.")
     if entry.expert is not None:
         name = name.replace(f"mlp.experts.{entry.expert}.", f"mlp.experts.local_experts.{expert}.")
-    if implementation == "local":
-        name = name.replace("self_attention.linear_qkv.layer_norm_", "input_layernorm.")
-        name = name.replace("mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
+    for engine, local in LOCAL_NAMES.items() if implementation == "local" else ():
+        name = name.replace(engine, local)
     return name
 
 
@@ -160,7 +170,7 @@ class MpRankSource:
 
     def _place(self, entry: Entry) -> tuple[int | None, int, int]:
         """(layer inside its chunk, pipeline rank, chunk) of a tensor."""
-        if entry.layer is None:
+        if entry.layer is None or entry.predicts:
             last = self._first_layers[-1]
             return (None, 0, 0) if entry.name.startswith("embedding.") else (None, last[2], last[3])
         for begin, end, pipeline, chunk in self._first_layers:
@@ -214,7 +224,7 @@ def write(
     with _shared_mappings():
         states = {rank: _load(path)["model"] for rank, path in files.items()}
     for entry in entries(source.shape):
-        parts = cut(source.read(entry), entry, layout.tensor)
+        parts = cut(source.read(entry), _split(entry, implementation), layout.tensor)
         for rank in ranks:
             for name in _names(entry, rank, source.shape, layout, implementation):
                 states[rank][name].copy_(parts[rank[0]])
@@ -222,15 +232,24 @@ def write(
         say(entry)
 
 
+def _split(entry: Entry, implementation: str) -> Entry:
+    """The entry as an implementation splits it over ranks."""
+    whole = implementation == "transformer_engine" and any(f".{name}." in entry.name for name in DUPLICATED)
+    return dataclasses.replace(entry, axis=None) if whole else entry
+
+
 def _names(
     entry: Entry, rank: tuple[int, int, int], shape: ModelShape, layout: Layout, implementation: str
 ) -> Iterator[str]:
     """The names under which a rank holds a tensor: one or none; the last stage holds tied embeddings as its output
-    layer too."""
+    layer too, and embeddings for the layers that predict more tokens."""
     _, pipeline, expert = rank
     tied = entry.name == WORDS and not shape.untie_embeddings_and_output_weights
-    if tied and layout.pipeline > 1 and pipeline == layout.pipeline - 1:
-        yield "output_layer.weight"
+    if layout.pipeline > 1 and pipeline == layout.pipeline - 1:
+        if tied:
+            yield "output_layer.weight"
+        if entry.name == WORDS and shape.mtp_num_layers:
+            yield WORDS
     if stage_of(entry, shape, layout) != pipeline:
         return
     inside = None
@@ -238,7 +257,7 @@ def _names(
         owner, inside = divmod(entry.expert, (shape.num_experts or 1) // layout.expert)
         if owner != expert:
             return
-    layer = None if entry.layer is None else entry.layer % (shape.num_layers // layout.pipeline)
+    layer = None if entry.layer is None or entry.predicts else entry.layer % (shape.num_layers // layout.pipeline)
     yield inner_name(entry, layer, inside, implementation)
 
 
@@ -247,15 +266,15 @@ def _empty(source: TensorSource, rank: tuple[int, int, int], layout: Layout, imp
     state: dict[str, Any] = {}
     for entry in entries(source.shape):
         for name in _names(entry, rank, source.shape, layout, implementation):
-            sizes = list(entry.shape)
-            if entry.axis is not None:
-                sizes[entry.axis] //= layout.tensor
+            sizes, axis = list(entry.shape), _split(entry, implementation).axis
+            if axis is not None:
+                sizes[axis] //= layout.tensor
             state[name] = torch.empty(sizes, dtype=source.dtype(entry))
             module = name.removesuffix(".weight")
-            if name.endswith(".weight") and module.rsplit(".", 1)[-1] in LINEAR:
+            if is_linear(entry):
                 state[f"{module}._extra_state"] = None
-            if name.endswith("linear_qkv.weight") and implementation == "transformer_engine":
-                state[module.replace("linear_qkv", "core_attention") + "._extra_state"] = None
+            if name.endswith("linear_proj.weight") and implementation == "transformer_engine":
+                state[module.replace("linear_proj", "core_attention") + "._extra_state"] = None
     if rank[1] == layout.pipeline - 1:
         state["output_layer._extra_state"] = None
     return state

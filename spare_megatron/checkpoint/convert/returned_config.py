@@ -21,7 +21,10 @@ from spare_megatron.config.errors import ConfigError
 STRUCTURE = (
     *("num_layers", "hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "ffn_hidden_size"),
     *("normalization", "position_embedding_type", "untie_embeddings_and_output_weights", "add_bias_linear"),
-    *("add_qkv_bias", "qk_layernorm", "swiglu", "num_experts"),
+    *("add_qkv_bias", "qk_layernorm", "swiglu", "num_experts", "expert_layers", "moe_ffn_hidden_size"),
+    *("moe_shared_expert_intermediate_size", "moe_router_enable_expert_bias", "multi_latent_attention", "q_lora_rank"),
+    *("quick_geglu", "activation_func_clamp_value", "glu_linear_offset", "softmax_type", "windows"),
+    *("kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"),
 )
 """What training cannot change: a config that differs here is another model's."""
 _TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -65,7 +68,7 @@ def returned_config(
     if kind is not None and kind != own:
         made = config_of_shape(shape, _fitting(shape, kind), dtype)
         return made | {name: config[name] for name in _TOKENS if name in config}, []
-    if shape.position_embedding_type == "rope":  # a length that training used; the model was made for more
+    if shape.position_embedding_type != "learned_absolute":  # a length that training used; the model was made for more
         longest = max(shape.max_position_embeddings, came.max_position_embeddings)
         shape = dataclasses.replace(shape, max_position_embeddings=longest)
     if not shape.moe_aux_loss_coeff:  # not a part of the model: a job that was not given the flag has 0

@@ -43,16 +43,17 @@ class Stored:
     offset: int
     size: int
 
-    def read(self) -> torch.Tensor:
-        """Its values, in memory of their own."""
-        data = bytearray(self.size)
+    def read(self, index: int | None = None) -> torch.Tensor:
+        """Its values, or those at an index of its first axis, in memory of their own."""
+        size, shape = (self.size, self.shape) if index is None else (self.size // self.shape[0], self.shape[1:])
+        data = bytearray(size)
         with self.path.open("rb") as file:
-            file.seek(self.offset)
-            if file.readinto(data) != self.size:
+            file.seek(self.offset + size * (index or 0))
+            if file.readinto(data) != size:
                 raise OSError(f"{self.path} is shorter than its header says")
         if not data:
-            return torch.empty(self.shape, dtype=self.dtype)
-        return torch.frombuffer(data, dtype=self.dtype).reshape(self.shape)
+            return torch.empty(shape, dtype=self.dtype)
+        return torch.frombuffer(data, dtype=self.dtype).reshape(shape)
 
 
 def tensors_of(path: Path) -> dict[str, Stored]:

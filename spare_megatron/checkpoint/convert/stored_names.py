@@ -15,7 +15,8 @@ import torch
 
 from spare_megatron.checkpoint.convert.hf_files import StoredTensor
 from spare_megatron.checkpoint.convert.hf_tensors import rule_of
-from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, entries
+from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape
+from spare_megatron.checkpoint.convert.tensors import entries
 from spare_megatron.config.errors import ConfigError
 
 WHOLE = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -43,7 +44,7 @@ def check_hugging_face(folder: Path, shape: ModelShape, kind: str, stored: Mappi
             f"{folder} has {_some(quantized)} as {str(stored[quantized[0]].dtype).removeprefix('torch.')}, but only "
             "whole weights are converted; fetch the model in bf16, fp16 or fp32"
         )
-    _check_numbers(folder, shape, stored)
+    _check_numbers(folder, shape, kind, stored)
     read = set()
     for entry in entries(shape):
         for name, wanted in _wanted(entry, shape, kind):
@@ -58,9 +59,10 @@ def check_hugging_face(folder: Path, shape: ModelShape, kind: str, stored: Mappi
                     f"{_of(wanted)}; fetch the model and its config again"
                 )
             read.add(known)
+        _check_copies(entry, shape, kind, stored)
     unread = sorted(name for name in stored if name not in read and not _BUFFERS.fullmatch(name))
     if unread == [OUTPUT] and not shape.untie_embeddings_and_output_weights:
-        words = stored_name(rule_of(Entry(WORDS, ()), kind)[1][0], stored)
+        words = stored_name(rule_of(Entry(WORDS, ()), kind, shape)[1][0], stored)
         if words is not None and same(stored[OUTPUT], stored[words]):
             return
         raise ConfigError(
@@ -68,6 +70,13 @@ def check_hugging_face(folder: Path, shape: ModelShape, kind: str, stored: Mappi
             "set it to false to keep that output layer, or remove the tensor"
         )
     refuse_unread(folder, unread, "config.json")
+
+
+def _check_copies(entry: Entry, shape: ModelShape, kind: str, stored: Mapping[str, StoredTensor]) -> None:
+    rule, names = rule_of(entry, kind, shape)
+    for name in names[1:] if rule.copied else ():
+        if not same(stored[name], stored[names[0]]):
+            raise ConfigError(f"{name} differs from {names[0]}, of which megatron-core has one; make them equal")
 
 
 def refuse_unread(folder: Path, unread: Collection[str], by: str) -> None:
@@ -79,11 +88,14 @@ def refuse_unread(folder: Path, unread: Collection[str], by: str) -> None:
         )
 
 
-def _check_numbers(folder: Path, shape: ModelShape, stored: Iterable[str]) -> None:
+def _check_numbers(folder: Path, shape: ModelShape, kind: str, stored: Iterable[str]) -> None:
     """Layers and experts are counted first: a wrong number may be so large that a list of its tensors is too."""
     names = list(stored)
-    for what, pattern, said in (("layer", _LAYER, shape.num_layers), ("expert", _EXPERT, shape.num_experts)):
+    layers = shape.num_layers + (shape.mtp_num_layers or 0)
+    for what, pattern, said in (("layer", _LAYER, layers), ("expert", _EXPERT, shape.num_experts)):
         found = 1 + max((int(match[1]) for name in names if (match := pattern.search(name))), default=-1)
+        if what == "expert" and kind == "gpt_oss":  # whose experts' tensors are one, of which the shape is checked
+            continue
         if said is not None and said != found and (said > found or what == "expert"):
             raise ConfigError(
                 f"{folder} has weights of {found} {what}s, but its config.json says {said}; fetch the model again"
@@ -92,12 +104,13 @@ def _check_numbers(folder: Path, shape: ModelShape, stored: Iterable[str]) -> No
 
 def _wanted(entry: Entry, shape: ModelShape, kind: str) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of Hugging Face's tensors from which a tensor is made."""
-    rule, names = rule_of(entry, kind)
+    rule, names = rule_of(entry, kind, shape)
     try:
         made = rule.split(torch.empty(entry.shape, device="meta"), shape)
     except (RuntimeError, OverflowError, TypeError, ValueError) as error:  # more elements than torch can count
         raise ConfigError(f"config.json gives {names[0]} the size {_of(entry.shape)}, which is too large") from error
-    return [(name, tuple(one.shape)) for name, one in zip(names, made, strict=True)]
+    lead = (shape.num_experts or 1,) if rule.stacked else ()
+    return [(name, (*lead, *one.shape)) for name, one in zip(names, made, strict=True)]
 
 
 def same(one: StoredTensor, other: StoredTensor) -> bool:

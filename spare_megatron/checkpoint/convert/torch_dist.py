@@ -21,35 +21,19 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
-from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
 
 from spare_megatron.checkpoint.convert.layout import Layout
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries, shape_of_args
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource
+from spare_megatron.checkpoint.convert.model_args import shape_of_args
+from spare_megatron.checkpoint.convert.mp_rank import LOCAL_NAMES
 from spare_megatron.checkpoint.convert.stored_names import refuse_unread
+from spare_megatron.checkpoint.convert.stored_parts import StoredTensors
+from spare_megatron.checkpoint.convert.tensors import entries, is_linear
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
-from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
-from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
-ENGINE_MODULES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
 _WEIGHT = re.compile(r"(decoder|embedding|output_layer|mtp|encoder)\.(?!.*_extra_state)")
 """Names of weights, not of an optimizer's state."""
 METADATA = {
@@ -60,26 +44,30 @@ METADATA = {
 }
 
 
-def keys_of(entry: Entry) -> tuple[str, ...]:
-    """The stored names of a tensor, the usual one first. The norm before experts is stored under two names, because
-    transformer-engine's layers and megatron-core's own look for different ones."""
-    if entry.layer is None:
-        return (entry.name,)
-    key = entry.name.replace(f"decoder.layers.{entry.layer}.", "decoder.layers.")
+def keys_of(entry: Entry, shape: ModelShape, apart: bool) -> tuple[str, ...]:
+    """The stored names of a tensor, the usual one first; ``apart`` says whether each layer is stored by itself.
+
+    Some norms are stored under two names, because transformer-engine's layers and megatron-core's own look for
+    different ones.
+    """
+    key = entry.name
+    if not apart:
+        key = key.replace(f"decoder.layers.{entry.layer}.", "decoder.layers.")
     if entry.expert is not None:
         return (key.replace(f"mlp.experts.{entry.expert}.", "mlp.experts.experts."),)
+    if shape.multi_latent_attention:
+        return (key, *(key.replace(engine, local) for engine, local in LOCAL_NAMES.items() if engine in key))
     if ".pre_mlp_layernorm." in key:
         return (key, key.replace("pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"))
     return (key,)
 
 
-def lead_of(entry: Entry, shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def lead_of(entry: Entry, shape: ModelShape, apart: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(index on, lengths of) the leading axes of the stored tensor: layer, and expert. Empty for other tensors."""
-    if entry.layer is None:
-        return (), ()
-    if entry.expert is None:
-        return (entry.layer,), (shape.num_layers,)
-    return (entry.layer, entry.expert), (shape.num_layers, shape.num_experts or 1)
+    axes = [] if entry.layer is None or entry.predicts or apart else [(entry.layer, shape.num_layers)]
+    if entry.expert is not None:
+        axes.append((entry.expert, shape.num_experts or 1))
+    return tuple(index for index, _ in axes), tuple(length for _, length in axes)
 
 
 class TorchDistSource:
@@ -94,101 +82,37 @@ class TorchDistSource:
         self.args = vars(common["args"])
         self.shape = shape_of_args(self.args, str(directory))
         self.iteration = int(common.get("iteration", 1))
-        install_cpu_shims()
-        self._reader = SafeReader(str(directory))
-        try:
-            self._metadata = self._reader.read_metadata()
-            self._reader.set_up_storage_reader(self._metadata, True)
-        except ForbiddenPickleError as error:
-            raise ConfigError(f"{error}; do not use this checkpoint") from None
-        except Exception as error:  # a damaged pickle may raise anything
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ConfigError(f"{directory}/.metadata cannot be read ({reason}); use another checkpoint") from error
-        self._check_sizes()
+        self._stored = StoredTensors(directory)
         self._refuse_unread()
-
-    def _check_sizes(self) -> None:
-        """Files that are cut are found before anything is read; those of Megatron-LM have no manifest that says it."""
-        ends: dict[str, int] = {}
-        for place in (self._metadata.storage_data or {}).values():
-            ends[place.relative_path] = max(ends.get(place.relative_path, 0), place.offset + place.length)
-        for name, end in sorted(ends.items()):
-            path = self.folder / name
-            if not path.is_file():
-                raise ConfigError(f"{path} is missing; copy all files of the checkpoint")
-            if path.stat().st_size < end:
-                raise ConfigError(
-                    f"{path} has {path.stat().st_size} bytes, but .metadata says {end}: it is cut; copy it again"
-                )
 
     def _refuse_unread(self) -> None:
         """Weights that no tensor of the model is read from would be lost without a word."""
-        read = {name for entry in entries(self.shape) for name in (*keys_of(entry), entry.name)}
-        unread = [
+        read = {
             name
-            for name, stored in self._metadata.state_dict_metadata.items()
-            if isinstance(stored, TensorStorageMetadata) and _WEIGHT.match(name) and name not in read
-        ]
+            for entry in entries(self.shape)
+            for apart in (self.shape.layers_apart, True)
+            for name in keys_of(entry, self.shape, apart)
+        }
+        unread = [name for name in self._stored.tensors if _WEIGHT.match(name) and name not in read]
         refuse_unread(self.folder, unread, "args")
 
     def read(self, entry: Entry) -> torch.Tensor:
-        key, stored, place = self._find(entry)
-        sizes = (*(1,) * len(place), *stored.size[len(place) :])
-        chunk = ChunkStorageMetadata(torch.Size((*place, *(0,) * (len(sizes) - len(place)))), torch.Size(sizes))
-        target = torch.empty(sizes, dtype=stored.properties.dtype)
-        planner = _Region(create_read_items_for_chunk_list(key, stored, [chunk]), target)
-        try:
-            self._reader.read_data(LoadPlan(planner.items), planner).wait()
-        except Exception as error:  # torch raises many kinds for damaged files
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise ConfigError(f"{self.folder}: {key} cannot be read ({reason}); use another checkpoint") from error
-        return target.reshape(sizes[len(place) :])
+        key, place = self._find(entry)
+        return self._stored.read(key, place)
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        return self._find(entry)[1].properties.dtype  # type: ignore[no-any-return]
+        return self._stored.dtype(self._find(entry)[0])
 
-    def _find(self, entry: Entry) -> tuple[str, TensorStorageMetadata, tuple[int, ...]]:
-        """The stored name and metadata of a tensor, and its index on the stored tensor's leading axes."""
-        place, lead = lead_of(entry, self.shape)
-        for key in keys_of(entry):
-            found = self._metadata.state_dict_metadata.get(key)
-            if isinstance(found, TensorStorageMetadata) and tuple(found.size[: len(lead)]) == lead:
-                return key, found, place
-        found = self._metadata.state_dict_metadata.get(entry.name)
-        if isinstance(found, TensorStorageMetadata):  # layers of several kinds are stored one by one
-            return entry.name, found, ()
-        raise ConfigError(f"{self.folder} has no tensor {keys_of(entry)[0]}, which a model of its args has")
-
-
-class _Region(LoadPlanner):
-    """A load planner that reads stored parts into ``target``, a region of the stored tensor."""
-
-    def __init__(self, items: list[ReadItem], target: torch.Tensor) -> None:
-        self.items, self._target = items, target
-
-    def set_up_planner(self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False) -> None:
-        """Do nothing: the constructor got the items."""
-
-    def create_local_plan(self) -> LoadPlan:
-        return LoadPlan(self.items)
-
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        raise AssertionError("only tensors are asked for")
-
-    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        part = self._target
-        for axis, (offset, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
-            part = part.narrow(axis, offset, length)
-        return part
-
-    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """Do nothing: the part was read in place."""
+    def _find(self, entry: Entry) -> tuple[str, tuple[int, ...]]:
+        """The stored name of a tensor, and its index on the stored tensor's leading axes."""
+        for apart in (self.shape.layers_apart, True):
+            place, lead = lead_of(entry, self.shape, apart)
+            for key in keys_of(entry, self.shape, apart):
+                found = self._stored.tensors.get(key)
+                if found is not None and tuple(found.size[: len(lead)]) == lead:
+                    return key, place
+        name = keys_of(entry, self.shape, self.shape.layers_apart)[0]
+        raise ConfigError(f"{self.folder} has no tensor {name}, which a model of its args has")
 
 
 def write(
@@ -257,10 +181,11 @@ class _Streamed(SavePlanner):
         return tensor.reshape(data_of.chunk.sizes).contiguous()
 
     def _items(self, entry: Entry) -> Iterator[WriteItem]:
-        place, lead = lead_of(entry, self._source.shape)
+        shape = self._source.shape
+        place, lead = lead_of(entry, shape, shape.layers_apart)
         properties = TensorProperties(dtype=self._source.dtype(entry))
         parts = self._ranks * (2 if entry.gated else 1) if entry.axis is not None else 1
-        for key in keys_of(entry):
+        for key in keys_of(entry, shape, shape.layers_apart):
             for part in range(parts):
                 sizes, offsets = list(entry.shape), [0] * len(entry.shape)
                 if entry.axis is not None:
@@ -275,17 +200,12 @@ class _Streamed(SavePlanner):
 
 def _states(shape: ModelShape) -> Iterator[WriteItem]:
     """The empty ``_extra_state`` of every linear layer, which loading asks for by name."""
-    modules, layers = list(ENGINE_MODULES), shape.num_layers
-    if shape.num_experts is None:
-        modules += ["mlp.linear_fc1", "mlp.linear_fc2"]
-    for layer in range(layers):
-        for module in modules:
-            yield _state(f"decoder.layers.{module}._extra_state/shard_{layer}_{layers}")
-        for expert in range(shape.num_experts or 0):
-            for module in ("linear_fc1", "linear_fc2"):
-                place = f"shard_{layer}.{expert}_{layers}.{shape.num_experts}"
-                yield _state(f"decoder.layers.mlp.experts.experts.{module}._extra_state/{place}")
-
-
-def _state(name: str) -> WriteItem:
-    return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO)
+    for entry in filter(is_linear, entries(shape)):
+        place, lead = lead_of(entry, shape, shape.layers_apart)
+        shard = f"{'.'.join(map(str, place or (0,)))}_{'.'.join(map(str, lead or (1,)))}"
+        module = keys_of(entry, shape, shape.layers_apart)[0].removesuffix(".weight")
+        modules = [module]
+        if module.endswith(".linear_proj"):  # transformer-engine's attention has one too
+            modules.append(module.replace("linear_proj", "core_attention"))
+        for one in modules:
+            yield WriteItem(MetadataIndex(f"{one}._extra_state/shard_{shard}"), WriteItemType.BYTE_IO)

@@ -133,11 +133,15 @@ def transformer_config(settings: MegatronSettings, shape: JobShape) -> Transform
     elif uses_local_layers(settings):
         values["persist_layer_norm"] = False
     kind = MLATransformerConfig if values.get("multi_latent_attention") else TransformerConfig
+    yarn = {name: values.pop(name) for name in list(values) if name.startswith("yarn_")}
     try:
-        return kind(**transformer_fields(kind, values))
+        config = kind(**transformer_fields(kind, values))
     except (ValueError, AssertionError, NotImplementedError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"megatron-core refuses the model: {reason}; change the flags") from error
+    for name, value in yarn.items():  # megatron-core asks for attributes that its dataclass has not
+        setattr(config, name, value)
+    return config
 
 
 def default_model_provider(settings: MegatronSettings, config: TransformerConfig) -> ModelProvider:

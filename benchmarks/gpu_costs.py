@@ -85,8 +85,8 @@ def kernel_table() -> str:
 
 def launches(model: Model, microbatches: int) -> tuple[int, int, int]:
     """Kernels of a rank and step: adding gradients (two pieces in a pass); everything once in a step, where each tensor
-    is a launch; and the same by list. Once are checksums, finalize, a digest and the two passes of the norm, and for each
-    bucket the conversion of a chunk and of a rest."""
+    is a launch; and the same by list. Once are checksums, finalize, a digest and the two passes of the norm, and for
+    each bucket the conversion of a chunk and of a rest."""
     buckets = math.ceil(model.held * SUM_BYTES / NCCL_BUCKET_BYTES)
     lists = [most for name, most in LAUNCHED.items() if name != "convert"]
     once = sum(math.ceil(model.tensors / most) for most in lists)

@@ -225,8 +225,8 @@ class Buffers:
         )
         kept = layout.shapes[layout.converted :]
         self._apart = len(travelling) if pin and staged else -1
-        """The number of the first bucket that has a wire of its own, and not a part of its tensor's: large tensors do not
-        fit the blocks of page-locked memory. -1: none has."""
+        """The number of the first bucket that has a wire of its own, and not a part of its tensor's: large tensors do
+        not fit the blocks of page-locked memory. -1: none has."""
         buckets = ((one.stop - one.start, layout.shapes[one.tensor][2]) for one in layout.buckets[self._apart :])
         self._wires = wires_of(buckets if self._apart >= 0 else ((size, wire) for size, _, wire, _ in kept))
         self.results = (

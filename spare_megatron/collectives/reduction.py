@@ -39,7 +39,7 @@ class GradientReduction(Protocol):
         """Whether an accumulator can be summed as it is, because ``encode`` would copy its bits."""
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
-        """Fill ``wire`` from ``accumulator``, which is never written. Does not wait for a device: whoever sends ``wire``
+        """Fill ``wire`` from ``accumulator``, which is never written. Does not wait for a device: whoever sends it
         does (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
 
     def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:

@@ -81,8 +81,8 @@ def start(device: torch.device) -> None:
             torch.cuda.synchronize(device)
     except RuntimeError as error:
         raise ConfigError(
-            f"the kernels of spare_megatron do not run on {device} ({str(error).partition(chr(10))[0]}): they were built "
-            "for other GPUs, or the driver is too old for them; build them on this host with nvcc "
+            f"the kernels of spare_megatron do not run on {device} ({str(error).partition(chr(10))[0]}): they were "
+            "built for other GPUs, or the driver is too old for them; build them on this host with nvcc "
             "(pip install -e .), or install a newer driver"
         ) from error
 
@@ -326,8 +326,8 @@ class Finalizer:
             _check_index("first_index", first_index)
             if first_index + stop - start > peaks.numel() * BLOCK:
                 raise ValueError(
-                    f"segment {start}..{stop} ends at index {first_index + stop - start}, but {peaks.numel()} peaks are "
-                    f"for {peaks.numel() * BLOCK} indices"
+                    f"segment {start}..{stop} ends at index {first_index + stop - start}, but {peaks.numel()} peaks "
+                    f"are for {peaks.numel() * BLOCK} indices"
                 )
             self._total, self._results = max(self._total, stop), max(self._results, to + stop - start)
         self._segments, self._peaks = segments, peaks
@@ -458,7 +458,8 @@ def _check_table(segments: torch.Tensor, columns: int) -> None:
     good = segments.dtype == torch.int64 and segments.dim() == 2 and segments.shape[1] == columns
     if not good or not segments.is_contiguous():
         raise ValueError(
-            f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor [segments, {columns}]"
+            f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor "
+            f"[segments, {columns}]"
         )
     if segments.device.type != "cpu":
         raise ValueError(f"segments is on {segments.device}; give it on the CPU")

@@ -1,7 +1,7 @@
 """Memory of the host through which tensors of a device come and go.
 
-A copy runs beside the host only from and to page-locked memory. torch rounds each allocation of it up to a power of two,
-so that it may be twice what was asked for, and it takes long to get.
+A copy runs beside the host only from and to page-locked memory. torch rounds each allocation of it up to a power of
+two, so that it may be twice what was asked for, and it takes long to get.
 
 May assume: copies and what reads or writes their device's memory are queued on one stream.
 """
@@ -37,7 +37,7 @@ class PinnedBlocks:
             rounded = 1 << max(padded - 1, BLOCK_BYTES - 1).bit_length()
             self._rooms.append(torch.empty(rounded, dtype=torch.uint8, pin_memory=True))
         room, self._rooms[number] = self._rooms[number][:wanted], self._rooms[number][padded:]
-        return room.view(dtype).view(*size)
+        return room.view(dtype).view(tuple(size))
 
 
 class Event(Protocol):
@@ -68,8 +68,8 @@ def copy_to_host(sources: Iterable[torch.Tensor], destination: torch.Tensor) -> 
 def copy_by_ring(
     copies: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: Sequence[torch.Tensor], new_event: Callable[[], Event]
 ) -> None:
-    """Make ``copies``, pairs of a source and its destination, through the tensors of ``ring``, which are as large: while
-    one goes on into its destination, the next one is filled."""
+    """Make ``copies``, pairs of a source and its destination, through the tensors of ``ring``, which are of one size:
+    while one goes on into its destination, the next one is filled."""
     filled: list[tuple[Event, torch.Tensor, torch.Tensor]] = []
 
     def empty_oldest() -> None:
@@ -89,8 +89,6 @@ def copy_by_ring(
         empty_oldest()
 
 
-def _cut(
-    copies: Iterable[tuple[torch.Tensor, torch.Tensor]], most: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _cut(copies: Iterable[tuple[torch.Tensor, torch.Tensor]], most: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     for source, place in copies:
         yield from zip(source.split(most), place.split(most), strict=True)

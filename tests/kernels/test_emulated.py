@@ -126,7 +126,6 @@ MUTANTS = (
         "batch_.jobs == Batch<Job>::kMost",
         "batch_.jobs == Batch<Job>::kMost && !(batch_.jobs = 0)",
     ),
-    Mutant("the next batch goes on where the last one ended", "void launch() {", "grid_ = 0", "grid_ = grid_"),
 )
 
 
@@ -370,7 +369,7 @@ def names() -> Iterator[str]:
 
 def cases(each: int, full: bool = False) -> Iterator[Case]:
     for number, name in enumerate(names()):
-        for draw in range(each):
+        for draw in range(-(-each // 10) if name.startswith("list") else each):
             yield Case(name, SEED + 1000 * number + draw, full)
 
 

@@ -241,7 +241,7 @@ def test_digest_depends_on_order_boundaries_and_bytes() -> None:
 
 
 def test_a_digest_waits_once_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the weights in a model's state there are tensors on the host, as transformer-engine's ``_extra_state``."""
+    """Between the weights in a model there are tensors on the host, as transformer-engine's ``_extra_state``."""
     calls: list[int] = []
 
     class Counting:
@@ -252,6 +252,7 @@ def test_a_digest_waits_once_for_each_device(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(dispatch, "kernels", lambda _device: Counting())
     shapes = [5, 1, 7, 3, 9, 2]
     places = ["meta" if number % 2 else "cpu" for number in range(6)]
-    mixed = kernels.digest([torch.zeros(size, device=place) for size, place in zip(shapes, places, strict=True)])
+    parts = [torch.zeros(size, device=place) for size, place in zip(shapes, places, strict=True)]
+    mixed = kernels.digest(parts)
     assert calls == [3, 3]
     assert mixed == kernels.digest([torch.zeros(size) for size in shapes])

@@ -79,16 +79,17 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 def pinned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of page-locked allocations, in bytes."""
     sizes: list[int] = []
-    for name in ("empty", "zeros"):
 
-        def make(
-            *size: Any, pin_memory: bool = False, make: Callable[..., torch.Tensor] = getattr(torch, name), **rest: Any
-        ) -> torch.Tensor:
+    def recorded(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def without_a_device(*size: Any, pin_memory: bool = False, **rest: Any) -> torch.Tensor:
             made = make(*size, **rest)
             sizes.extend([made.nbytes] if pin_memory else [])
             return made
 
-        monkeypatch.setattr(torch, name, make)
+        return without_a_device
+
+    for name in ("empty", "zeros"):
+        monkeypatch.setattr(torch, name, recorded(getattr(torch, name)))
     return sizes
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from spare_megatron.collectives.buckets import SHARED
+from spare_megatron.collectives.buckets import NCCL_BUCKET_BYTES, SHARED
 from spare_megatron.theory.reduction_cost import GPUS, compute_s, kernels_s, per_step, traffic
 from spare_megatron.tuner.memory import GIB, GRADIENT_BYTES, Shape, memory
 
@@ -34,6 +34,10 @@ SUM_BYTES, RESULT_BYTES = 8, 4
 KERNELS = ("accumulate, one gradient", "accumulate, two gradients", "convert", "checksums", "finalize", "digest")
 COUNTED = (18.0, 20.0, 12.0, 4.0, 8.0, 2.0)
 """Bytes an element: bf16 gradients, int64 sums, fp32 results, bf16 weights."""
+
+
+LAUNCHED = {"checksums": 113, "convert": 68, "finalize": 78, "digests": 146, "largest": 146, "squares": 113}
+"""Function -> how many segments or parts one launch takes: those for which its argument of 4 KiB has room."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ MODELS = (
     Model("405B", 405.9e9, "TP8 PP32", 256, 405.9e9 / 256, 405.9e9 / 256, 4 * 6 + 2),
     # 8 experts of 3 x 6144 x 16384 in 56 layers, two of them for each token
     Model("MoE 8x22B", 140.6e9, "PP8 EP8", 64, 135.3e9 / 64 + 5.3e9 / 8, 2 * 135.3e9 / 64 + 5.3e9 / 8, 7 * (5 + 2) + 2),
+    # 128 experts of 3 x 2048 x 768 in 48 layers, eight of them for each token
+    Model("MoE 30B", 30.5e9, "EP8", 8, 29.0e9 / 8 + 1.5e9, 8 * 29.0e9 / 128 + 1.5e9, 48 * (7 + 16 * 2) + 3),
 )
 
 
@@ -77,11 +83,18 @@ def kernel_table() -> str:
     return _table("| kernel | bytes an element |", rows)
 
 
-def launches(model: Model, microbatches: int, bucket: int = BUCKETS[0]) -> tuple[int, int]:
-    """Kernels of a rank and step: adding gradients (two pieces in a pass), and everything once in a step: conversion of
-    a chunk and of a rest, checksums, finalize and a digest for each tensor."""
-    buckets = math.ceil(model.held * SUM_BYTES / bucket)
-    return model.tensors * math.ceil(microbatches / 2), 3 * model.tensors + 2 * buckets
+def launches(model: Model, microbatches: int) -> tuple[int, int, int]:
+    """Kernels of a rank and step: adding gradients (two pieces in a pass); everything once in a step, where each tensor
+    is a launch; and the same by list. Once are checksums, finalize, a digest and the two passes of the norm, and for
+    each bucket the conversion of a chunk and of a rest."""
+    buckets = math.ceil(model.held * SUM_BYTES / NCCL_BUCKET_BYTES)
+    lists = [most for name, most in LAUNCHED.items() if name != "convert"]
+    once = sum(math.ceil(model.tensors / most) for most in lists)
+    return (
+        model.tensors * math.ceil(microbatches / 2),
+        len(lists) * model.tensors + 2 * buckets,
+        once + 2 * buckets,
+    )
 
 
 def cost_table() -> str:
@@ -96,20 +109,25 @@ def cost_table() -> str:
             seconds = kernels_s(H100, added) * model.held * number + once / H100.memory_bytes_per_s
             plain = kernels_s(H100, traffic("plain", 1, 2, "separate")) * model.held * number
             step = step_s(model, number)
-            adding, rest = launches(model, number)
+            adding, by_tensor, by_list = launches(model, number)
             rows.append(
                 [
                     f"{model.name}, {model.shape}",
                     str(number),
                     f"{gradients / 1e9:.0f}",
                     f"{once / 1e9:.0f}",
-                    f"{adding:,} + {rest:,}",
+                    f"{adding:,}",
+                    f"{by_tensor:,}",
+                    f"{by_list:,}",
                     f"{step:.2f} s",
                     f"{100 * seconds / step:.1f}%",
                     f"{100 * plain / step:.1f}%",
                 ]
             )
-    head = "| model | microbatches | GB to add gradients | GB once | launches | computing | exact sums | fp32 sums |"
+    head = (
+        "| model | microbatches | GB to add gradients | GB once | launches to add | once, by tensor | once, by list "
+        "| computing | exact sums | fp32 sums |"
+    )
     return _table(head, rows)
 
 
@@ -181,7 +199,7 @@ def measured() -> str:
             lambda: library.accumulate(gradient, sums, 20, 0, 57, report, half, True),
             lambda: library.convert(segments, exponents, 0, sums, None, out, found),
             lambda: library.checksums(out.view(torch.int32), segments, report[:1]),
-            lambda: library.finalize(out, out.clone(), 3.0, peaks, 0),
+            lambda: library.finalize(torch.tensor([(0, count, 0, 0)]), out, out.clone(), 3.0, peaks),
             lambda: library.digest_sums([half.view(torch.uint8)]),
         ):
             call()

@@ -212,9 +212,13 @@ void spare_cpu_convert(const SpareConvert* job, int threads) {
 void spare_cpu_finalize(const SpareFinalize* job, int threads) {
   const Loops& table = loops();
   const int64_t element = job->destination_type == SPARE_FP32 ? 4 : 2;
-  const bool stream = job->count * element >= kStreamBytes;
-  in_ranges(job->count, job->first_index, 4 + element, threads,
-            [&](int64_t, int64_t start, int64_t stop) { table.finalize(*job, start, stop, stream); });
+  for (int64_t number = 0; number < job->num_segments; ++number) {
+    const int64_t* segment = job->segments + 4 * number;
+    const int64_t count = segment[1] - segment[0];
+    const bool stream = count * element >= kStreamBytes;
+    in_ranges(count, segment[3], 4 + element, threads,
+              [&](int64_t, int64_t start, int64_t stop) { table.finalize(*job, segment, start, stop, stream); });
+  }
 }
 
 void spare_cpu_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,

@@ -1,5 +1,5 @@
 // What cpu_loops.inc gives for one instruction set. Ranges are positions and may begin and end anywhere, but no two of
-// one finalize share a block of the index space.
+// one segment to finalize share a block of the index space.
 #ifndef SPARE_CPU_LOOPS_H
 #define SPARE_CPU_LOOPS_H
 
@@ -25,7 +25,8 @@ struct Loops {
   // integers, sums[1] += that of the bits; stream: the destination is written past the cache.
   void (*convert)(const SpareConvert& job, int64_t start, int64_t stop, int64_t index, const Tables& tables,
                   uint64_t* sums, bool stream);
-  void (*finalize)(const SpareFinalize& job, int64_t start, int64_t stop, bool stream);
+  // Elements start to stop of a segment.
+  void (*finalize)(const SpareFinalize& job, const int64_t* segment, int64_t start, int64_t stop, bool stream);
   // whole words; sums[0] nonlinear, sums[1] linear
   void (*digest)(const uint8_t* data, int64_t start, int64_t stop, const Tables& tables, uint64_t* sums);
   int32_t (*largest)(const float* values, int64_t start, int64_t stop);

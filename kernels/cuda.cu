@@ -1,6 +1,7 @@
 // The CUDA half of the C interface. Each kernel strides over blocks of SPARE_BLOCK elements with a grid sized to the GPU,
 // reads and writes a thread's four neighbouring elements with accesses of up to 16 bytes where the addresses allow it,
-// and queues on the caller's stream without waiting.
+// and queues on the caller's stream without waiting. Gradients are added one parameter at a time, as they come; whatever
+// there is a list of goes by list (Batch).
 //
 // Results have the same bits as on the CPU: checksums, flags and peaks are integers, and atomics may add them in any
 // order. A thread has the same indices in every block, so it computes its weights once.
@@ -16,6 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kPerThread = SPARE_BLOCK / kThreads;  // 4
 constexpr unsigned kFull = 0xffffffffu;
+constexpr int kArgumentBytes = 4096;  // what a launch takes on every device and driver
 typedef unsigned long long Word;
 
 template <class Element, int count>
@@ -35,7 +37,7 @@ int grid_for(int64_t blocks) {
   return int(blocks < most ? (blocks > 0 ? blocks : 1) : most);
 }
 
-int64_t blocks_of(int64_t first_index, int64_t count) {
+__host__ __device__ int64_t blocks_of(int64_t first_index, int64_t count) {
   return (first_index + count - 1) / SPARE_BLOCK - first_index / SPARE_BLOCK + 1;
 }
 
@@ -172,53 +174,98 @@ __global__ void __launch_bounds__(kThreads) accumulate_kernel(SpareAccumulate jo
   if (flags) atomicOr(reinterpret_cast<Word*>(job.report + 1), static_cast<Word>(flags));
 }
 
-template <class Element>
-__global__ void __launch_bounds__(kThreads)
-    checksum_kernel(const Element* values, int64_t count, int64_t first_index, int64_t* report, int64_t blocks) {
-  uint64_t weights[kPerThread];
-  checksum_weights(weights);
-  uint64_t total = 0;
-  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
-    const int64_t block = first_index / SPARE_BLOCK + number;
-    Element four[kPerThread];
-    load_four(values, block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread, count, four);
-    uint64_t sum = 0;
-    for (int k = 0; k < kPerThread; ++k) sum += static_cast<uint64_t>(int64_t(four[k])) * weights[k];
-    total += checksum_factor(block) * sum;
+// Jobs that one launch does. They are an argument of the kernel, so nothing of the host's is read later and nobody waits.
+// Each has as many thread blocks as it would have in a launch of its own, and a thread block works for one of them.
+template <class Job>
+struct Batch {
+  static constexpr int kMost = (kArgumentBytes - 8) / (sizeof(Job) + sizeof(uint32_t));
+  int32_t jobs = 0;
+  uint32_t ends[kMost];  // thread blocks of the jobs up to this one
+  Job of[kMost];
+};
+
+template <class Job>
+__global__ void __launch_bounds__(kThreads) batch_kernel(const __grid_constant__ Batch<Job> batch) {
+  int low = 0, high = batch.jobs - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (batch.ends[middle] > blockIdx.x)
+      high = middle;
+    else
+      low = middle + 1;
   }
-  add_sum(report, total);
+  const uint32_t first = low ? batch.ends[low - 1] : 0;
+  const Job job = batch.of[low];
+  job.run(blockIdx.x - first, batch.ends[low] - first);
 }
 
-// One segment's elements of a range; `first_index` is that of the first. found: the segment's two sums, or null.
+// Of a Job: blocks() is how many blocks of SPARE_BLOCK it has, run(from, step) does block `from` and each `step`-th behind.
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
-    convert_kernel(const Element* integers, const Element* addend, float* destination, const int16_t* exponents,
-                   int64_t* found, int64_t count, int64_t first_index, int64_t blocks) {
-  uint64_t weights[kPerThread];
-  checksum_weights(weights);
-  uint64_t totals[2] = {0, 0};
-  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
-    const int64_t block = first_index / SPARE_BLOCK + number;
-    const int64_t at = block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread;
-    const double scale = power_of_two(-exponents[block]);
-    Element values[kPerThread], others[kPerThread] = {};
-    float out[kPerThread];
-    load_four(integers, at, count, values);
-    if (addend) load_four(addend, at, count, others);
-    uint64_t sums[2] = {0, 0};
-    for (int k = 0; k < kPerThread; ++k) {
-      const Element value = static_cast<Element>(static_cast<uint64_t>(values[k]) + static_cast<uint64_t>(others[k]));
-      out[k] = static_cast<float>(static_cast<double>(value) * scale);
-      sums[0] += static_cast<uint64_t>(int64_t(value)) * weights[k];
-      sums[1] += static_cast<uint64_t>(int64_t(static_cast<int32_t>(float_to_bits(out[k])))) * weights[k];
+struct Checksum {
+  const Element* values;
+  int64_t* to;
+  int64_t count, first_index;
+
+  __host__ __device__ int64_t blocks() const { return blocks_of(first_index, count); }
+
+  __device__ void run(int64_t from, int64_t step) const {
+    uint64_t weights[kPerThread];
+    checksum_weights(weights);
+    uint64_t total = 0;
+    for (int64_t number = from, end = blocks(); number < end; number += step) {
+      const int64_t block = first_index / SPARE_BLOCK + number;
+      Element four[kPerThread];
+      load_four(values, block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread, count, four);
+      uint64_t sum = 0;
+      for (int k = 0; k < kPerThread; ++k) sum += static_cast<uint64_t>(int64_t(four[k])) * weights[k];
+      total += checksum_factor(block) * sum;
     }
-    store_four(destination, at, count, out);
-    for (int k = 0; k < 2; ++k) totals[k] += checksum_factor(block) * sums[k];
+    add_sum(to, total);
   }
-  if (!found) return;
-  add_sum(found, totals[0]);
-  add_sum(found + 1, totals[1]);
-}
+};
+
+// One segment's elements of a range; `first_index` is that of the first. Those of no segment have no integers: they become 0.
+template <class Element>
+struct Convert {
+  const Element* integers;
+  const Element* addend;
+  float* destination;
+  const int16_t* exponents;
+  int64_t* found;  // the segment's two sums, or null
+  int64_t count, first_index;
+
+  __host__ __device__ int64_t blocks() const { return blocks_of(first_index, count); }
+
+  __device__ void run(int64_t from, int64_t step) const {
+    uint64_t weights[kPerThread];
+    checksum_weights(weights);
+    uint64_t totals[2] = {0, 0};
+    for (int64_t number = from, end = blocks(); number < end; number += step) {
+      const int64_t block = first_index / SPARE_BLOCK + number;
+      const int64_t at = block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread;
+      float out[kPerThread] = {};
+      if (integers) {
+        const double scale = power_of_two(-exponents[block]);
+        Element values[kPerThread], others[kPerThread] = {};
+        load_four(integers, at, count, values);
+        if (addend) load_four(addend, at, count, others);
+        uint64_t sums[2] = {0, 0};
+        for (int k = 0; k < kPerThread; ++k) {
+          const Element value =
+              static_cast<Element>(static_cast<uint64_t>(values[k]) + static_cast<uint64_t>(others[k]));
+          out[k] = static_cast<float>(static_cast<double>(value) * scale);
+          sums[0] += static_cast<uint64_t>(int64_t(value)) * weights[k];
+          sums[1] += static_cast<uint64_t>(int64_t(static_cast<int32_t>(float_to_bits(out[k])))) * weights[k];
+        }
+        for (int k = 0; k < 2; ++k) totals[k] += checksum_factor(block) * sums[k];
+      }
+      store_four(destination, at, count, out);
+    }
+    if (!found) return;
+    add_sum(found, totals[0]);
+    add_sum(found + 1, totals[1]);
+  }
+};
 
 __device__ void store_one(float* to, double value) { *to = static_cast<float>(value); }
 __device__ void store_one(uint16_t* to, double value) { *to = to_bf16(value); }
@@ -229,82 +276,143 @@ __device__ void raise(int32_t* peak, int32_t value) {
 }
 
 template <class Destination>
-__global__ void __launch_bounds__(kThreads) finalize_kernel(SpareFinalize job, int64_t blocks) {
-  for (int64_t number = blockIdx.x; number < blocks; number += gridDim.x) {
-    const int64_t block = job.first_index / SPARE_BLOCK + number;
-    const int64_t at = block * SPARE_BLOCK - job.first_index + threadIdx.x * kPerThread;
-    float total[kPerThread];
-    Destination out[kPerThread];
-    load_four(job.total, at, job.count, total);
-    int32_t peak = 0;
-    for (int k = 0; k < kPerThread; ++k) {
-      peak = max(peak, static_cast<int32_t>(float_to_bits(total[k]) & Fp32::magnitude));
-      store_one(out + k, static_cast<double>(total[k]) / job.divisor);
+struct Finalize {
+  const float* total;
+  Destination* destination;
+  int32_t* peaks;  // of the block that holds first_index
+  double divisor;
+  int64_t count, first_index;
+
+  __host__ __device__ int64_t blocks() const { return blocks_of(first_index, count); }
+
+  __device__ void run(int64_t from, int64_t step) const {
+    for (int64_t number = from, end = blocks(); number < end; number += step) {
+      const int64_t block = first_index / SPARE_BLOCK + number;
+      const int64_t at = block * SPARE_BLOCK - first_index + threadIdx.x * kPerThread;
+      float four[kPerThread];
+      Destination out[kPerThread];
+      load_four(total, at, count, four);
+      int32_t peak = 0;
+      for (int k = 0; k < kPerThread; ++k) {
+        peak = max(peak, static_cast<int32_t>(float_to_bits(four[k]) & Fp32::magnitude));
+        store_one(out + k, static_cast<double>(four[k]) / divisor);
+      }
+      store_four(destination, at, count, out);
+      raise(peaks + number, peak);
     }
-    store_four(static_cast<Destination*>(job.destination), at, job.count, out);
-    raise(job.peaks + number, peak);
   }
-}
+};
 
 __device__ uint64_t nonlinear(uint64_t word, uint64_t key) {
   const uint64_t keyed = word + key;
   return (keyed & 0xffffffffull) * (keyed >> 32);
 }
 
-__global__ void __launch_bounds__(kThreads) digest_kernel(const uint8_t* data, int64_t num_bytes, int64_t* sums) {
-  uint64_t weights[kPerThread], keys[kPerThread];
-  checksum_weights(weights);
-  for (int k = 0; k < kPerThread; ++k) keys[k] = splitmix64(SPARE_DIGEST_SEED + threadIdx.x * kPerThread + k);
-  const int64_t words = (num_bytes + 7) / 8, whole = num_bytes / 8;
-  uint64_t totals[2] = {0, 0};
-  for (int64_t block = blockIdx.x; block * SPARE_BLOCK < words; block += gridDim.x) {
-    const int64_t at = block * SPARE_BLOCK + threadIdx.x * kPerThread;
-    uint64_t four[kPerThread] = {};
-    if (at + kPerThread <= whole && aligned_here(data, 16)) {
-      load_four(reinterpret_cast<const uint64_t*>(data), at, whole, four);
-    } else {
-      for (int64_t byte = at * 8; byte < (at + kPerThread) * 8 && byte < num_bytes; ++byte)
-        four[byte / 8 - at] |= static_cast<uint64_t>(data[byte]) << (8 * (byte % 8));
-    }
-    uint64_t linear = 0;
-    for (int k = 0; k < kPerThread; ++k) {
-      if (at + k >= words) break;
-      totals[0] += nonlinear(four[k], digest_factor(block) + keys[k]);
-      linear += four[k] * weights[k];
-    }
-    totals[1] += checksum_factor(block) * linear;
-  }
-  add_sum(sums, totals[0]);
-  add_sum(sums + 1, totals[1]);
-}
+struct Digest {
+  const uint8_t* data;
+  int64_t count;  // bytes
+  int64_t* sums;
 
-__global__ void __launch_bounds__(kThreads)
-    largest_kernel(const float* values, int64_t count, int32_t* top, int64_t blocks) {
-  int32_t peak = 0;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    float four[kPerThread];
-    load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
-    for (int k = 0; k < kPerThread; ++k)
-      peak = max(peak, static_cast<int32_t>(float_to_bits(four[k]) & Fp32::magnitude));
-  }
-  raise(top, peak);
-}
+  __host__ __device__ int64_t words() const { return (count + 7) / 8; }
+  __host__ __device__ int64_t blocks() const { return blocks_of(0, words()); }
 
-__global__ void __launch_bounds__(kThreads)
-    squares_kernel(const float* values, int64_t count, int exponent, int64_t* sums, int64_t blocks) {
-  const double scale = power_of_two(exponent);
-  uint64_t totals[2] = {0, 0};
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    float four[kPerThread];
-    load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
-    uint64_t sum = 0;
-    for (int k = 0; k < kPerThread; ++k) sum += round_square(four[k], scale);
-    totals[0] += sum & 0xffffffffull;
-    totals[1] += sum >> 32;
+  __device__ void run(int64_t from, int64_t step) const {
+    uint64_t weights[kPerThread], keys[kPerThread];
+    checksum_weights(weights);
+    for (int k = 0; k < kPerThread; ++k) keys[k] = splitmix64(SPARE_DIGEST_SEED + threadIdx.x * kPerThread + k);
+    const int64_t whole = count / 8;
+    uint64_t totals[2] = {0, 0};
+    for (int64_t block = from, end = blocks(); block < end; block += step) {
+      const int64_t at = block * SPARE_BLOCK + threadIdx.x * kPerThread;
+      uint64_t four[kPerThread] = {};
+      if (at + kPerThread <= whole && aligned_here(data, 16)) {
+        load_four(reinterpret_cast<const uint64_t*>(data), at, whole, four);
+      } else {
+        for (int64_t byte = at * 8; byte < (at + kPerThread) * 8 && byte < count; ++byte)
+          four[byte / 8 - at] |= static_cast<uint64_t>(data[byte]) << (8 * (byte % 8));
+      }
+      uint64_t linear = 0;
+      for (int k = 0; k < kPerThread; ++k) {
+        if (at + k >= words()) break;
+        totals[0] += nonlinear(four[k], digest_factor(block) + keys[k]);
+        linear += four[k] * weights[k];
+      }
+      totals[1] += checksum_factor(block) * linear;
+    }
+    add_sum(sums, totals[0]);
+    add_sum(sums + 1, totals[1]);
   }
-  add_sum(sums, totals[0]);
-  add_sum(sums + 1, totals[1]);
-}
+};
+
+struct Largest {
+  const float* values;
+  int64_t count;
+  int32_t* top;
+
+  __host__ __device__ int64_t blocks() const { return blocks_of(0, count); }
+
+  __device__ void run(int64_t from, int64_t step) const {
+    int32_t peak = 0;
+    for (int64_t block = from, end = blocks(); block < end; block += step) {
+      float four[kPerThread];
+      load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
+      for (int k = 0; k < kPerThread; ++k)
+        peak = max(peak, static_cast<int32_t>(float_to_bits(four[k]) & Fp32::magnitude));
+    }
+    raise(top, peak);
+  }
+};
+
+struct Squares {
+  const float* values;
+  int64_t count;
+  int64_t* sums;
+  int32_t exponent;
+
+  __host__ __device__ int64_t blocks() const { return blocks_of(0, count); }
+
+  __device__ void run(int64_t from, int64_t step) const {
+    const double scale = power_of_two(exponent);
+    uint64_t totals[2] = {0, 0};
+    for (int64_t block = from, end = blocks(); block < end; block += step) {
+      float four[kPerThread];
+      load_four(values, block * SPARE_BLOCK + threadIdx.x * kPerThread, count, four);
+      uint64_t sum = 0;
+      for (int k = 0; k < kPerThread; ++k) sum += round_square(four[k], scale);
+      totals[0] += sum & 0xffffffffull;
+      totals[1] += sum >> 32;
+    }
+    add_sum(sums, totals[0]);
+    add_sum(sums + 1, totals[1]);
+  }
+};
+
+// Launches jobs, as many at a time as an argument has room for.
+template <class Job>
+class Launches {
+ public:
+  explicit Launches(cudaStream_t stream) : stream_(stream) {}
+
+  void add(const Job& job) {
+    if (job.count == 0) return;
+    if (batch_.jobs == Batch<Job>::kMost) launch();
+    grid_ += grid_for(job.blocks());
+    batch_.of[batch_.jobs] = job;
+    batch_.ends[batch_.jobs++] = grid_;
+  }
+
+  void launch() {
+    static_assert(sizeof(Batch<Job>) <= kArgumentBytes, "more than a launch takes");
+    if (batch_.jobs > 0) batch_kernel<Job><<<grid_, kThreads, 0, stream_>>>(batch_);
+    batch_.jobs = 0;
+    grid_ = 0;
+  }
+
+ private:
+  cudaStream_t stream_;
+  Batch<Job> batch_;
+  uint32_t grid_ = 0;
+};
 
 template <class Source, class Accumulator>
 void accumulate_into(const SpareAccumulate& job, int64_t blocks, cudaStream_t stream) {
@@ -325,19 +433,41 @@ void accumulate_from(const SpareAccumulate& job, int64_t blocks, cudaStream_t st
 }
 
 template <class Element>
+void checksum_segments(const Element* values, const int64_t* segments, int64_t num_segments, int64_t* sums,
+                       cudaStream_t stream) {
+  Launches<Checksum<Element>> launches(stream);
+  for (int64_t number = 0; number < num_segments; ++number) {
+    const int64_t* segment = segments + 3 * number;
+    launches.add({values + segment[0], sums + number, segment[1] - segment[0], segment[2]});
+  }
+  launches.launch();
+}
+
+template <class Element>
 void convert_segments(const SpareConvert& job, cudaStream_t stream) {
+  Launches<Convert<Element>> launches(stream);
   const Element* integers = static_cast<const Element*>(job.sums);
   const Element* addend = static_cast<const Element*>(job.addend);
   auto zero = [&](int64_t from, int64_t to) {
-    cudaMemsetAsync(job.destination + from, 0, (to - from) * sizeof(float), stream);
+    launches.add({nullptr, nullptr, job.destination + from, nullptr, nullptr, to - from, 0});
   };
   auto convert = [&](int64_t from, int64_t to, int64_t index, int64_t number) {
-    const int64_t count = to - from, blocks = blocks_of(index, count);
-    convert_kernel<<<grid_for(blocks), kThreads, 0, stream>>>(
-        integers + from, addend ? addend + from : nullptr, job.destination + from, job.exponents,
-        job.found ? job.found + 2 * number : nullptr, count, index, blocks);
+    launches.add({integers + from, addend ? addend + from : nullptr, job.destination + from, job.exponents,
+                  job.found ? job.found + 2 * number : nullptr, to - from, index});
   };
   by_segments(job, 0, job.count, zero, convert);
+  launches.launch();
+}
+
+template <class Destination>
+void finalize_segments(const SpareFinalize& job, cudaStream_t stream) {
+  Launches<Finalize<Destination>> launches(stream);
+  for (int64_t number = 0; number < job.num_segments; ++number) {
+    const int64_t* segment = job.segments + 4 * number;
+    launches.add({job.total + segment[0], static_cast<Destination*>(job.destination) + segment[2],
+                  job.peaks + segment[3] / SPARE_BLOCK, job.divisor, segment[1] - segment[0], segment[3]});
+  }
+  launches.launch();
 }
 
 }  // namespace
@@ -361,17 +491,10 @@ int spare_cuda_accumulate(const SpareAccumulate* job, void* stream) {
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream) {
   const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  for (int64_t number = 0; number < num_segments; ++number) {
-    const int64_t start = segments[3 * number], count = segments[3 * number + 1] - start;
-    const int64_t first_index = segments[3 * number + 2], blocks = blocks_of(first_index, count);
-    if (count == 0) continue;
-    if (type == SPARE_INT64)
-      checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int64_t*>(values) + start, count,
-                                                                first_index, sums + number, blocks);
-    else
-      checksum_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const int32_t*>(values) + start, count,
-                                                                first_index, sums + number, blocks);
-  }
+  if (type == SPARE_INT64)
+    checksum_segments(static_cast<const int64_t*>(values), segments, num_segments, sums, queue);
+  else
+    checksum_segments(static_cast<const int32_t*>(values), segments, num_segments, sums, queue);
   return cudaGetLastError();
 }
 
@@ -384,49 +507,36 @@ int spare_cuda_convert(const SpareConvert* job, void* stream) {
 }
 
 int spare_cuda_finalize(const SpareFinalize* job, void* stream) {
-  if (job->count == 0) return 0;
-  const int64_t blocks = blocks_of(job->first_index, job->count);
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
   if (job->destination_type == SPARE_FP32)
-    finalize_kernel<float><<<grid_for(blocks), kThreads, 0, queue>>>(*job, blocks);
+    finalize_segments<float>(*job, static_cast<cudaStream_t>(stream));
   else
-    finalize_kernel<uint16_t><<<grid_for(blocks), kThreads, 0, queue>>>(*job, blocks);
+    finalize_segments<uint16_t>(*job, static_cast<cudaStream_t>(stream));
   return cudaGetLastError();
 }
 
 int spare_cuda_digests(const void* const* parts, const int64_t* num_bytes, int64_t num_parts, int64_t* sums,
                        void* stream) {
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  for (int64_t number = 0; number < num_parts; ++number) {
-    const int64_t bytes = num_bytes[number];
-    if (bytes == 0) continue;
-    digest_kernel<<<grid_for(bytes / (8 * SPARE_BLOCK) + 1), kThreads, 0, queue>>>(
-        static_cast<const uint8_t*>(parts[number]), bytes, sums + 2 * number);
-  }
+  Launches<Digest> launches(static_cast<cudaStream_t>(stream));
+  for (int64_t number = 0; number < num_parts; ++number)
+    launches.add({static_cast<const uint8_t*>(parts[number]), num_bytes[number], sums + 2 * number});
+  launches.launch();
   return cudaGetLastError();
 }
 
 int spare_cuda_largest(const void* const* parts, const int64_t* counts, int64_t num_parts, int32_t* top, void* stream) {
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  for (int64_t number = 0; number < num_parts; ++number) {
-    const int64_t count = counts[number];
-    if (count == 0) continue;
-    const int64_t blocks = blocks_of(0, count);
-    largest_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const float*>(parts[number]), count, top, blocks);
-  }
+  Launches<Largest> launches(static_cast<cudaStream_t>(stream));
+  for (int64_t number = 0; number < num_parts; ++number)
+    launches.add({static_cast<const float*>(parts[number]), counts[number], top});
+  launches.launch();
   return cudaGetLastError();
 }
 
 int spare_cuda_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
                        void* stream) {
-  const cudaStream_t queue = static_cast<cudaStream_t>(stream);
-  for (int64_t number = 0; number < num_parts; ++number) {
-    const int64_t count = counts[number];
-    if (count == 0) continue;
-    const int64_t blocks = blocks_of(0, count);
-    squares_kernel<<<grid_for(blocks), kThreads, 0, queue>>>(static_cast<const float*>(parts[number]), count, exponent,
-                                                             sums, blocks);
-  }
+  Launches<Squares> launches(static_cast<cudaStream_t>(stream));
+  for (int64_t number = 0; number < num_parts; ++number)
+    launches.add({static_cast<const float*>(parts[number]), counts[number], sums, exponent});
+  launches.launch();
   return cudaGetLastError();
 }
 

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 // Grows when a signature or a format changes; the Python package refuses a library with another number.
-#define SPARE_KERNELS_VERSION 9
+#define SPARE_KERNELS_VERSION 10
 
 #define SPARE_BLOCK 1024
 #define SPARE_CHECKSUM_SEED 0x53504152ull
@@ -57,16 +57,16 @@ struct SpareConvert {
   int32_t type;  // SPARE_INT64 or SPARE_INT32
 };
 
-// destination = total / divisor, as a quotient in double that is rounded once. Not for NaN.
+// Of each segment: destination = total / divisor, as a quotient in double that is rounded once. Not for NaN.
+// segments: quadruples of start and stop (positions in total), start in destination, and the index of the first. What lies
+// in no segment is neither read nor written.
 struct SpareFinalize {
   const float* total;
   void* destination;
-  // Of each block of the index space from the one that holds first_index: = max(peaks, bits of the largest |total|), which
-  // order as the magnitudes do.
-  int32_t* peaks;
-  double divisor;  // 2^-100..2^100 in magnitude
-  int64_t count;
-  int64_t first_index;
+  int32_t* peaks;  // of each block of the index space: = max(peaks, bits of the largest |total|), ordered as magnitudes are
+  const int64_t* segments;
+  int64_t num_segments;
+  double divisor;            // 2^-100..2^100 in magnitude
   int32_t destination_type;  // SPARE_FP32 or SPARE_BF16
 };
 
@@ -102,8 +102,9 @@ void spare_cpu_largest(const void* const* parts, const int64_t* counts, int64_t 
 void spare_cpu_squares(const void* const* parts, const int64_t* counts, int64_t num_parts, int exponent, int64_t* sums,
                        int threads);
 
-// CUDA: pointers of the current device; those to parts, num_bytes, counts and segments are the host's. Each returns
-// a cudaError_t (0: queued). digests adds to its sums.
+// CUDA: pointers of the current device; those to parts, num_bytes, counts and segments are the host's, and are not used
+// after the call. Each returns a cudaError_t (0: queued). What is a list, of segments or of parts, is one launch for each
+// some 70 to 140 of them. digests adds to its sums.
 int spare_cuda_accumulate(const struct SpareAccumulate* job, void* stream);
 int spare_cuda_checksums(const void* values, int type, const int64_t* segments, int64_t num_segments, int64_t* sums,
                          void* stream);

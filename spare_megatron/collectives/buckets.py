@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Protocol
 
@@ -24,6 +24,7 @@ import torch
 
 from spare_megatron.collectives.converting import Conversion
 from spare_megatron.collectives.reduction import GradientReduction
+from spare_megatron.kernels.host_memory import PinnedBlocks
 
 BUCKET_BYTES = 16 << 20
 """Above some MiB the time to fill and drain the ring does not show any more, and larger buckets gain nothing."""
@@ -130,13 +131,21 @@ def _digest(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:5], "big")
 
 
+@lru_cache
+def _reading_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream on which nothing else waits for what the training stream computes."""
+    return torch.cuda.Stream(device, priority=-1)
+
+
 class Header:
-    """A digest and scalars, summed like a bucket: where all n members send the same digest, the sum is n times it."""
+    """A digest and scalars, summed like a bucket: where all n members send the same digest, the sum is n times it.
+
+    It is written and read while a backward pass is queued on the device, and waits for none of that."""
 
     def __init__(self, digest: int, names: tuple[str, ...], device: torch.device) -> None:
-        pin = device.type == "cpu" and torch.cuda.is_available()
         size = -(-(1 + len(names)) // HEADER_STEP) * HEADER_STEP
-        self.values = torch.zeros(size, dtype=torch.float64, device=device, pin_memory=pin)
+        self._host = torch.zeros(size, dtype=torch.float64, pin_memory=torch.cuda.is_available())
+        self.values = self._host if device.type == "cpu" else torch.zeros_like(self._host, device=device)
         self._sent, self._names = digest, names
 
     @classmethod
@@ -150,12 +159,19 @@ class Header:
     def write(self, scalars: Mapping[str, float]) -> None:
         """Write the digest and this group's scalars into :attr:`values`."""
         values = [float(self._sent), *(float(scalars[name]) for name in self._names)]
-        self.values.zero_()
-        self.values[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
+        self._host.zero_()
+        self._host[: len(values)].copy_(torch.tensor(values, dtype=torch.float64))
+        if self.values is not self._host:
+            self.values.copy_(self._host, non_blocking=True)
 
     def read(self, groups: int) -> dict[str, float] | None:
-        """The summed scalars, or None when the groups do not agree on the digest."""
-        values = self.values.tolist()
+        """The summed scalars, or None when the groups do not agree on the digest. The sum is known to be complete."""
+        if self.values is not self._host:
+            stream = _reading_stream(self.values.device)
+            with torch.cuda.stream(stream):
+                self._host.copy_(self.values, non_blocking=True)
+            stream.synchronize()
+        values = self._host.tolist()
         if values[0] != float(groups * self._sent):
             return None
         return dict(zip(self._names, values[1:], strict=False))
@@ -191,8 +207,12 @@ class Buffers:
         self.header = Header(layout.digest, layout.scalars, wire_device)
         self.witness = torch.zeros(layout.witness_size, dtype=torch.int64, device=wire_device, pin_memory=pin)
 
+        blocks = PinnedBlocks() if pin else None
+
         def wires_of(sizes: Iterable[tuple[int, torch.dtype]]) -> list[torch.Tensor]:
-            return [torch.empty(size, dtype=dtype, device=wire_device, pin_memory=pin) for size, dtype in sizes]
+            if blocks is not None:
+                return [blocks.take((size,), dtype) for size, dtype in sizes]
+            return [torch.empty(size, dtype=dtype, device=wire_device) for size, dtype in sizes]
 
         travelling = [
             (one.stop - one.start, layout.shapes[one.tensor][2])
@@ -204,15 +224,21 @@ class Buffers:
             [max(travelling, key=itemgetter(0))] * min(WINDOW, len(travelling)) if travelling else []
         )
         kept = layout.shapes[layout.converted :]
-        self._wires = wires_of((size, wire) for size, _, wire, _ in kept)
+        self._apart = len(travelling) if pin and staged else -1
+        """The number of the first bucket that has a wire of its own, and not a part of its tensor's: large tensors do
+        not fit the blocks of page-locked memory. -1: none has."""
+        buckets = ((one.stop - one.start, layout.shapes[one.tensor][2]) for one in layout.buckets[self._apart :])
+        self._wires = wires_of(buckets if self._apart >= 0 else ((size, wire) for size, _, wire, _ in kept))
         self.results = (
             *(
                 torch.empty(size, dtype=dtype, device=result_device)
                 for size, _, _, dtype in layout.shapes[: layout.converted]
             ),
             *(
-                wire if wire.dtype == dtype and not staged else torch.empty(size, dtype=dtype, device=result_device)
-                for wire, (size, _, _, dtype) in zip(self._wires, kept, strict=True)
+                self._wires[number]
+                if wire == dtype and not staged
+                else torch.empty(size, dtype=dtype, device=result_device)
+                for number, (size, _, wire, dtype) in enumerate(kept)
             ),
         )
 
@@ -221,6 +247,8 @@ class Buffers:
         bucket = self.layout.buckets[number]
         if self.layout.is_converted(number):
             return self._window[number % WINDOW][: bucket.stop - bucket.start]
+        if self._apart >= 0:
+            return self._wires[number - self._apart]
         return self._wires[bucket.tensor - self.layout.converted][bucket.start : bucket.stop]
 
     def result(self, number: int) -> torch.Tensor:

@@ -15,6 +15,7 @@ is refused with one sentence. Importing needs neither CUDA nor NCCL.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 from collections.abc import Callable, MutableMapping
@@ -29,6 +30,7 @@ from spare_megatron.config.errors import ConfigError
 LEAST_TORCH = (2, 11)
 """With earlier ones the initialisation of non-blocking communicators hangs at times."""
 LEAST_NCCL = (2, 26)
+DRIVER = "libcuda.so.1"
 ALL_RANKS = 1 << 30
 BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 RANKS_PER_ROOT = "TORCH_NCCL_RANKS_PER_ROOT"
@@ -42,7 +44,7 @@ class Devices:
     cuda_build: bool
     """torch is built for CUDA."""
     failure: str
-    """Why CUDA cannot be used, in torch's words; empty where it can."""
+    """Why CUDA cannot be used: what is wrong with the driver, or torch's words; empty where it can."""
     count: int
     """Devices that this process sees."""
     local_rank: int
@@ -52,11 +54,17 @@ class Devices:
     nccl_version: tuple[int, ...]
     """Empty where torch has no NCCL."""
 
+    @property
+    def own(self) -> torch.device:
+        """The device that this rank uses; there is one."""
+        return torch.device("cuda", self.local_rank % self.count)
+
     @classmethod
     def here(cls, local_rank: int) -> Devices:
         """Of this process. Raises nothing."""
-        cuda_build, failure, count, name = torch.version.cuda is not None, "", 0, ""
-        if cuda_build:
+        cuda_build, count, name = torch.version.cuda is not None, 0, ""
+        failure = driver_fault(torch.version.cuda) if torch.version.cuda is not None else ""
+        if cuda_build and not failure:
             try:
                 torch.cuda.init()
                 count = torch.cuda.device_count()
@@ -65,6 +73,20 @@ class Devices:
                 failure = f"{error}".partition("\n")[0]
         nccl = tuple(torch.cuda.nccl.version())[:3] if dist.is_nccl_available() else ()
         return cls(cuda_build, failure, count, local_rank, name, torch.__version__, nccl)
+
+
+def driver_fault(cuda: str) -> str:
+    """What is wrong with this host's NVIDIA driver for a torch that is built for version ``cuda``; empty where nothing
+    is. torch does not say it in a forked process: there it only says that CUDA cannot be initialised again."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL(DRIVER).cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return f"there is no NVIDIA driver ({DRIVER} cannot be loaded)"
+    major, minor = version.value // 1000, version.value % 1000 // 10
+    if major >= int(cuda.partition(".")[0]):
+        return ""
+    return f"the NVIDIA driver is too old: it is for CUDA {major}.{minor}"
 
 
 def refusal(devices: Devices) -> str:
@@ -86,6 +108,11 @@ def refusal(devices: Devices) -> str:
             f"NCCL {_dotted(devices.nccl_version)} is older than {_dotted(LEAST_NCCL)}, the oldest that is supported "
             "between groups; install a newer nvidia-nccl, or use --spare-comm gloo"
         )
+    return no_own_gpu(devices)
+
+
+def no_own_gpu(devices: Devices) -> str:
+    """Why this rank has no GPU over which NCCL can connect it to others; empty where it has one."""
     if devices.local_rank >= devices.count:
         return (
             f"local rank {devices.local_rank} would share GPU {devices.local_rank % devices.count} with another rank, "

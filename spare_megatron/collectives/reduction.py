@@ -39,10 +39,12 @@ class GradientReduction(Protocol):
         """Whether an accumulator can be summed as it is, because ``encode`` would copy its bits."""
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
-        """Fill ``wire`` from ``accumulator``, which is never written."""
+        """Fill ``wire`` from ``accumulator``, which is never written. Does not wait for a device: whoever sends it
+        does (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
 
     def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:
-        """Fill ``result`` from the sum. Both are the same memory when dtype and device are equal."""
+        """Fill ``result`` from the sum. Both are the same memory when dtype and device are equal. Does not wait for a
+        device, which reads ``wire`` before what it does later."""
 
 
 class PlainReduction:
@@ -61,11 +63,11 @@ class PlainReduction:
         return self.wire_dtype(accumulator) == accumulator
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
-        wire.copy_(accumulator)
+        wire.copy_(accumulator, non_blocking=True)
 
     def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:
         if result.data_ptr() != wire.data_ptr():
-            result.copy_(wire)
+            result.copy_(wire, non_blocking=True)
 
 
 class Bfloat16Reduction(PlainReduction):

@@ -330,7 +330,7 @@ class OpenReduction:
         assert self._tally is not None, "there is a rule by which it is converted"
         bucket, result, source = self._layout.buckets[number], buffers.result(number), self._sources[number]
         own = source if communicator.alone else None
-        sums = buffers.wire(number).to(result.device) if own is None else own
+        sums = buffers.wire(number).to(result.device, non_blocking=True) if own is None else own
         chunk = -(-result.numel() // len(communicator.groups))
         first = min(communicator.rank * chunk, result.numel())
         last = min(first + chunk, result.numel())

@@ -61,7 +61,7 @@ class ScalesState(NamedTuple):
 
 class Format(Protocol):
     """An integer format. In each step its methods are called in the order in which they stand here, and between
-    ``begin_step`` and the first ``peaks.finalize`` what :meth:`adder` returned, which is for all steps."""
+    ``begin_step`` and the first use of ``peaks`` what :meth:`adder` returned, which is for all steps."""
 
     dtype: torch.dtype
     """dtype of accumulators and sums."""
@@ -122,11 +122,10 @@ class SumPeaks:
         """Forget the sums of the step before."""
         self._bits.zero_()
 
-    def finalize(self, first_index: int, total: torch.Tensor, gradient: torch.Tensor, divisor: float) -> None:
-        """Set ``gradient`` (fp32 or bf16) to ``total`` / ``divisor`` and note the size of the sums ``total`` (fp32),
-        which begin at ``first_index`` of the index space and are of one slot."""
-        blocks = slice(first_index // kernels.BLOCK, _blocks(first_index + total.numel()))
-        kernels.finalize(total, gradient, divisor, self._bits[blocks], first_index)
+    def finalizer(self, segments: torch.Tensor) -> kernels.Finalizer:
+        """What divides the sums of one tensor into gradients and notes their size; ``segments`` say where the parts of
+        slots are (:class:`~spare_megatron.kernels.Finalizer`)."""
+        return kernels.Finalizer(segments, self._bits)
 
     def agree(self, slots: Sequence[Slot], group: dist.ProcessGroup) -> None:
         """All-reduce (maximum) what was noted of ``slots``, which are neighbours, over ``group``, whose ranks each

@@ -13,6 +13,7 @@ import torch
 from spare_megatron import kernels
 from spare_megatron.collectives import nccl_start
 from spare_megatron.collectives.ring_native import compiled_ring
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.gpu_check.table import CheckError, Machine, MachineCheck, SkipError
 
 NVIDIA_SMI_S = 30.0
@@ -60,17 +61,10 @@ def _gpu(machine: Machine) -> dict[str, Any]:
         raise CheckError(slow, {"kernels on cuda": found})
     capability = torch.cuda.get_device_capability(machine.device)
     values = {"kernels on cuda": found, "capability": ".".join(map(str, capability))}
-    one = torch.ones(kernels.BLOCK, device=machine.device)
-    sums, report = torch.zeros_like(one, dtype=torch.int64), torch.zeros(2, dtype=torch.int64, device=machine.device)
     try:
-        kernels.accumulate(one, sums, 0, 0, 20, report)
-        torch.cuda.synchronize(machine.device)
-    except RuntimeError as error:
-        raise CheckError(
-            f"{error}: the kernels were built for another GPU, or the driver is too old for them; build them here with "
-            "nvcc (python setup.py build_ext --inplace), or install a newer driver",
-            values,
-        ) from None
+        kernels.start(machine.device)
+    except ConfigError as error:
+        raise CheckError(str(error), values) from None
     return values
 
 
@@ -110,7 +104,7 @@ def _tools(machine: Machine) -> dict[str, Any]:
 CHECKS = (
     MachineCheck("libraries", "the CPU's kernels and the ring are compiled", _libraries),
     MachineCheck("environment", "no variable contradicts the communicators between groups", _environment),
-    MachineCheck("GPU", "the CUDA kernels are built, for this GPU, and the driver starts them", _gpu),
+    MachineCheck("GPU", "the CUDA kernels are built, for this GPU, and the driver starts each of them", _gpu),
     MachineCheck("same GPUs", "all GPUs are of one kind", _same_gpus),
     MachineCheck("NCCL", "torch, NCCL and devices are such that groups can sum over NCCL", _nccl),
     MachineCheck("tools", "compute-sanitizer, nccl-tests and nvidia-smi are on the path", _tools),

@@ -77,6 +77,7 @@ def _others(
     middle = count // 3
     segments = torch.tensor([(0, middle, 777), (middle, count, 8192 + count)])
     exponents = torch.arange(kernels._num_blocks(0, 16_384 + 2 * count), dtype=torch.int16) % 60 + 20
+    parts = torch.tensor([(0, middle, 0, index % kernels.BLOCK), (middle, count, middle, 8192 + count)])
     for values, added in itertools.product((sums, narrow), (True, False)):
 
         def convert(run: Any, device: torch.device, values: torch.Tensor = values, added: bool = added) -> MadeTensors:
@@ -98,8 +99,8 @@ def _others(
             run: Any, device: torch.device, dtype: torch.dtype = dtype, divisor: float = divisor
         ) -> MadeTensors:
             out = torch.empty(count, dtype=dtype, device=device)
-            peaks = torch.zeros(kernels._num_blocks(index, count), dtype=torch.int32, device=device)
-            run.finalize(total.to(device), out, divisor, peaks, index)
+            peaks = torch.zeros(exponents.numel(), dtype=torch.int32, device=device)
+            run.finalize(parts, total.to(device), out, divisor, peaks)
             return [out, peaks]
 
         yield f"finalize {dtype} by {divisor}, {where}", finalize

@@ -40,6 +40,8 @@ def _speed(machine: Machine) -> dict[str, Any]:
     segments = torch.tensor([(0, count, 0)])
     converter = kernels.Converter(segments, torch.full((blocks,), 40, dtype=torch.int16, device=device))
     found = torch.zeros(1, 2, dtype=torch.int64, device=device)
+    starts = torch.arange(256).view(-1, 1) * (count // 256)
+    parts, sums = starts + torch.tensor([0, count // 256, 0, 0]), torch.zeros(256, dtype=torch.int64, device=device)
     bfloat = gradient.bfloat16()
     calls: dict[str, tuple[int, Callable[[], object]]] = {
         "accumulate fp32": (20, lambda: kernels.accumulate(gradient, total, 20, 0, 57, report)),
@@ -48,6 +50,8 @@ def _speed(machine: Machine) -> dict[str, Any]:
         "convert": (12, lambda: converter.convert(0, total, None, out, found)),
         "finalize fp32": (8, lambda: kernels.finalize(gradient, out, 96.0, peaks)),
         "finalize bf16": (6, lambda: kernels.finalize(gradient, half, 96.0, peaks)),
+        "checksums of 256 parts": (8, lambda: kernels.checksums(total, parts[:, [0, 1, 3]].contiguous(), sums)),
+        "finalize of 256 parts": (8, lambda: kernels.Finalizer(parts, peaks).finalize(gradient, out, 96.0)),
     }
     copied = _seconds(lambda: out.copy_(gradient))
     copy = 8 * count / copied

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.kernels import dispatch
 from spare_megatron.kernels.native import Compiled
@@ -30,6 +31,7 @@ __all__ = [
     "Adder",
     "Compiled",
     "Converter",
+    "Finalizer",
     "accumulate",
     "accumulate32",
     "checksums",
@@ -38,6 +40,7 @@ __all__ = [
     "implementation",
     "largest",
     "squares",
+    "start",
     "why_slow",
 ]
 
@@ -64,6 +67,43 @@ def implementation(device: str = "cpu") -> str:
 def why_slow(device: str) -> str:
     """One sentence that says what is missing where torch's operations do the work on ``device``; else empty."""
     return dispatch.why_slow(device)
+
+
+def start(device: torch.device) -> None:
+    """Run each kernel once on ``device``, with each choice of its types, and wait for that.
+
+    CUDA loads a kernel when it is first launched, and waits for the device meanwhile: where a collective on it waits
+    for a peer, for ever. Raises ConfigError where the device or its driver cannot run them, with one sentence.
+    """
+    try:
+        _run_each(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the kernels of spare_megatron do not run on {device} ({str(error).partition(chr(10))[0]}): they were "
+            "built for other GPUs, or the driver is too old for them; build them on this host with nvcc "
+            "(pip install -e .), or install a newer driver"
+        ) from error
+
+
+def _run_each(device: torch.device) -> None:
+    report, sums = torch.zeros(2, 2, dtype=torch.int64, device=device)
+    exponents, peaks = (torch.zeros(1, dtype=dtype, device=device) for dtype in (torch.int16, torch.int32))
+    segments, number = torch.tensor([(0, 1, 0)]), torch.zeros(1, device=device)
+    for dtype, (with_other, apart) in itertools.product(FLOATS, ((False, False), (True, False), (True, True))):
+        source = number.to(dtype, copy=True)
+        other = source.clone() if with_other else None
+        accumulate(source, sums[:1], 0, 0, 1, report, other, apart=apart)
+        accumulate32(source, peaks, exponents, 0, 1, report, other, apart=apart)
+    for integers in (sums[:1], peaks):
+        checksums(integers, segments, report[:1])
+        Converter(segments, exponents).convert(0, integers, None, number, report.view(1, 2))
+    for dtype in (torch.float32, torch.bfloat16):
+        finalize(number, number.to(dtype, copy=True), 1.0, peaks)
+    digest(number)
+    squares([number], 0)
+    largest([number])
 
 
 def accumulate(
@@ -261,6 +301,56 @@ class Converter:
         _check("found", found.view(-1), (torch.int64,), None, self._exponents.device)
 
 
+class Finalizer:
+    """Divides sums by a number and takes note of how large they were, for all segments of a tensor in one call.
+
+    May assume: the segments stay as they are.
+    """
+
+    def __init__(self, segments: torch.Tensor, peaks: torch.Tensor) -> None:
+        """Take the layout.
+
+        Args:
+            segments: int64 [segments, 4] on the CPU: start and stop in the tensor of the sums, start in that of the
+                results, where they are apart, and the index of the first element in the index space. Those that share a
+                block of it are parts of one parameter.
+            peaks: int32, one for each block of the index space: each call sets it to max(peaks, bits of the largest
+                |sum| of the block), which order as the magnitudes do.
+        """
+        _check("peaks", peaks, (torch.int32,))
+        _check_table(segments, 4)
+        self._total = self._results = 0  # the least number of elements
+        for start, stop, to, first_index in segments.tolist():
+            if not 0 <= start <= stop or to < 0:
+                raise ValueError(f"segment {start}..{stop} to {to} begins before the tensors, or ends before it begins")
+            _check_index("first_index", first_index)
+            if first_index + stop - start > peaks.numel() * BLOCK:
+                raise ValueError(
+                    f"segment {start}..{stop} ends at index {first_index + stop - start}, but {peaks.numel()} peaks "
+                    f"are for {peaks.numel() * BLOCK} indices"
+                )
+            self._total, self._results = max(self._total, stop), max(self._results, to + stop - start)
+        self._segments, self._peaks = segments, peaks
+        self._run = dispatch.kernels(peaks.device)
+
+    def finalize(self, total: torch.Tensor, destination: torch.Tensor, divisor: float) -> None:
+        """destination (fp32 or bf16) = total (fp32, no NaN) / divisor, computed in double and rounded once, where there
+        are segments; the rest of ``destination`` stays as it is.
+
+        Args:
+            divisor: 2^-100..2^100 in magnitude.
+        """
+        _check("total", total, (torch.float32,), None, self._peaks.device)
+        _check("destination", destination, (torch.float32, torch.bfloat16), None, self._peaks.device)
+        for name, tensor, least in (("total", total, self._total), ("destination", destination, self._results)):
+            if tensor.numel() < least:
+                raise ValueError(f"{name} has {counted(tensor.numel(), 'element')}, but its segments end at {least}")
+        if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
+            raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
+        _check_apart("total", total, "destination", destination)
+        self._run.finalize(self._segments, total, destination, divisor, self._peaks)
+
+
 def finalize(
     total: torch.Tensor,
     destination: torch.Tensor,
@@ -268,21 +358,17 @@ def finalize(
     peaks: torch.Tensor,
     first_index: int = 0,
 ) -> None:
-    """destination (fp32 or bf16) = total (fp32, no NaN) / divisor, computed in double and rounded once.
+    """What :class:`Finalizer` does, for ``total`` as one segment.
 
     Args:
-        divisor: 2^-100..2^100 in magnitude.
-        peaks: int32, one for each block of the index space from the one that holds ``first_index``: = max(peaks, bits
-            of the largest |total|), which order as the magnitudes do.
+        peaks: int32, one for each block of the index space from the one that holds ``first_index``.
     """
-    _check("total", total, (torch.float32,))
-    _check("destination", destination, (torch.float32, torch.bfloat16), total.numel(), total.device)
-    if not math.isfinite(divisor) or not 2.0**-100 <= abs(divisor) <= 2.0**100:
-        raise ValueError(f"divisor {divisor} is not within 2^-100..2^100")
-    _check_apart("total", total, "destination", destination)
+    count = total.numel()
+    _check("destination", destination, (torch.float32, torch.bfloat16), count)
     _check_index("first_index", first_index)
-    _check("peaks", peaks, (torch.int32,), _num_blocks(first_index, total.numel()), total.device)
-    dispatch.kernels(total.device).finalize(total, destination, divisor, peaks, first_index)
+    _check("peaks", peaks, (torch.int32,), _num_blocks(first_index, count), total.device)
+    segments = torch.tensor([(0, count, 0, first_index % BLOCK)])
+    Finalizer(segments, peaks).finalize(total, destination, divisor)
 
 
 def digest(data: Digestible | Sequence[Digestible]) -> int:
@@ -290,12 +376,13 @@ def digest(data: Digestible | Sequence[Digestible]) -> int:
     changes, but is no protection against intended ones."""
     parts = [_as_tensor(part) for part in ([data] if isinstance(data, Digestible) else data)]
     state = splitmix64(len(parts))
-    for device, some in itertools.groupby(parts, key=lambda part: part.device):
-        same = list(some)
-        sums = dispatch.kernels(device).digest_sums(same).cpu().numpy()
-        sizes = np.array([[part.nbytes] for part in same])
-        for number in splitmix64_of(np.hstack([sizes, sums]).ravel()).tolist():
-            state = splitmix64(state ^ number)
+    found = np.array([[part.nbytes, 0, 0] for part in parts], dtype=np.int64).reshape(-1, 3)
+    for device in dict.fromkeys(part.device for part in parts):  # one wait for each, in whatever order parts come
+        of_device = [number for number, part in enumerate(parts) if part.device == device]
+        sums = dispatch.kernels(device).digest_sums([parts[number] for number in of_device])
+        found[of_device, 1:] = sums.cpu().numpy()
+    for number in splitmix64_of(found.ravel()).tolist():
+        state = splitmix64(state ^ number)
     return state
 
 
@@ -367,13 +454,19 @@ def _check_index(name: str, index: int) -> None:
         raise ValueError(f"{name} {index} is not within 0..2^62 - 1")
 
 
-def _check_segments(segments: torch.Tensor, count: int = _INDEX_MAX) -> None:
-    if segments.dtype != torch.int64 or segments.dim() != 2 or segments.shape[1] != 3 or not segments.is_contiguous():
+def _check_table(segments: torch.Tensor, columns: int) -> None:
+    good = segments.dtype == torch.int64 and segments.dim() == 2 and segments.shape[1] == columns
+    if not good or not segments.is_contiguous():
         raise ValueError(
-            f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor [segments, 3]"
+            f"segments is {segments.dtype} {tuple(segments.shape)}; give a contiguous int64 tensor "
+            f"[segments, {columns}]"
         )
     if segments.device.type != "cpu":
         raise ValueError(f"segments is on {segments.device}; give it on the CPU")
+
+
+def _check_segments(segments: torch.Tensor, count: int = _INDEX_MAX) -> None:
+    _check_table(segments, 3)
     for start, stop, first_index in segments.tolist():
         if not 0 <= start <= stop <= count:
             raise ValueError(f"segment {start}..{stop} is not within the {count} values")

@@ -57,11 +57,11 @@ class Kernels(Protocol):
 
     def finalize(
         self,
+        segments: torch.Tensor,
         total: torch.Tensor,
         destination: torch.Tensor,
         divisor: float,
         peaks: torch.Tensor,
-        first_index: int,
     ) -> None: ...
 
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor: ...

@@ -15,7 +15,7 @@ import torch
 
 from spare_megatron.config import native_code
 
-VERSION = 9
+VERSION = 10
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
 LEVELS = ("plain", "avx2", "avx512")
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -63,11 +63,13 @@ class _Finalize(Structure):
         ("total", c_void_p),
         ("destination", c_void_p),
         ("peaks", c_void_p),
+        ("segments", c_void_p),
+        ("num_segments", c_int64),
         ("divisor", c_double),
-        ("count", c_int64),
-        ("first_index", c_int64),
         ("destination_type", c_int32),
     )
+    tensors: tuple[torch.Tensor, ...]
+    """The table of segments, which ``segments`` points to."""
 
 
 class Compiled(NamedTuple):
@@ -196,21 +198,22 @@ class Library:
 
     def finalize(
         self,
+        segments: torch.Tensor,
         total: torch.Tensor,
         destination: torch.Tensor,
         divisor: float,
         peaks: torch.Tensor,
-        first_index: int,
     ) -> None:
         job = _Finalize(
             total.data_ptr(),
             destination.data_ptr(),
             peaks.data_ptr(),
+            segments.data_ptr(),
+            len(segments),
             divisor,
-            total.numel(),
-            first_index,
             _FLOATS[destination.dtype],
         )
+        job.tensors = (segments,)
         self.call("finalize", total.device, byref(job))
 
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

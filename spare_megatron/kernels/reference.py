@@ -121,13 +121,16 @@ def compiled_convert(segments: torch.Tensor, exponents: torch.Tensor, dtype: tor
 
 
 def finalize(
-    total: torch.Tensor, destination: torch.Tensor, divisor: float, peaks: torch.Tensor, first_index: int
+    segments: torch.Tensor, total: torch.Tensor, destination: torch.Tensor, divisor: float, peaks: torch.Tensor
 ) -> None:
-    for start, stop in _chunks(total.numel(), first_index):
-        value = total[start:stop].double() / divisor
-        destination[start:stop] = _to_bfloat16(value) if destination.dtype == torch.bfloat16 else value.float()
-        size = total[start:stop].abs().view(torch.int32)
-        peaks.scatter_reduce_(0, _blocks(first_index, start, stop, total.device), size, "amax")
+    for first, last, to, first_index in segments.tolist():
+        sums, out = total[first:last], destination[to : to + last - first]
+        own = peaks[first_index // BLOCK :]
+        for start, stop in _chunks(last - first, first_index):
+            value = sums[start:stop].double() / divisor
+            out[start:stop] = _to_bfloat16(value) if out.dtype == torch.bfloat16 else value.float()
+            size = sums[start:stop].abs().view(torch.int32)
+            own.scatter_reduce_(0, _blocks(first_index, start, stop, total.device), size, "amax")
 
 
 def _to_bfloat16(value: torch.Tensor) -> torch.Tensor:

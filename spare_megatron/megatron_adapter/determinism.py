@@ -40,5 +40,6 @@ def arithmetic() -> dict[str, str | int]:
     all results on the instruction set or the kind of GPU."""
     facts: dict[str, str | int] = {"threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
     if cuda_available():
-        facts["gpu"] = torch.cuda.get_device_name()
+        major, minor = torch.cuda.get_device_capability()
+        facts["gpu"] = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
     return facts

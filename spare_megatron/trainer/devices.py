@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
+from spare_megatron import kernels
 from spare_megatron.collectives import nccl_start
 from spare_megatron.collectives.replica_communicators import SILENCE_S
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import Plain, difference
 from spare_megatron.trainer.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,18 @@ def check_standbys(job: JobArguments) -> None:
             f"{shape.world_size} of the groups, but this host has {there} in all; use --spare-standby-groups "
             f"{(there - shape.world_size) // shape.group_size}"
         )
+
+
+def check_alike(words_of_ranks: Sequence[Mapping[str, Plain]]) -> None:
+    """Refuse a group whose ranks, in their order, have other properties on which bits depend, as
+    :func:`~spare_megatron.megatron_adapter.determinism.arithmetic` says them. Between groups the job's identity is
+    compared."""
+    for rank, theirs in enumerate(words_of_ranks):
+        if differs := difference(theirs, words_of_ranks[0]):
+            raise ConfigError(
+                f"rank {rank} of this group computes with other bits than rank 0: {differs}; give all ranks one kind "
+                "of GPU (CUDA_VISIBLE_DEVICES says which) and one number of threads, or use --spare-reduce fp32"
+            )
 
 
 def replica_backend(job: JobArguments) -> str:
@@ -47,13 +61,21 @@ def replica_backend(job: JobArguments) -> str:
 @contextlib.contextmanager
 def around_the_world(job: JobArguments) -> Iterator[None]:
     """The context in which the group's own world is initialised: what NCCL and torch read only once is set before it,
-    and what only the communicators between groups need is set behind it. For the main thread."""
-    if replica_backend(job) != "nccl":
-        devices = nccl_start.Devices.here(job.place.local_rank)
+    and what only the communicators between groups need is set behind it. For the main thread.
+
+    Kernels run once before it: to load one while a collective waits on the device would wait for that."""
+    backend, devices = replica_backend(job), nccl_start.Devices.here(job.place.local_rank)
+    if backend != "nccl":
         if devices.cuda_build and devices.failure:
             log.warning("this rank trains on the CPU, because %s", nccl_start.refusal(devices))
+        if backend == "gloo-staged":
+            inside = job.shape.group_size > 1 and job.training.distributed_backend != "gloo"
+            if inside and (why := nccl_start.no_own_gpu(devices)):
+                raise ConfigError(why)
+            kernels.start(devices.own)
         yield
         return
-    nccl_start.prepare(nccl_start.Devices.here(job.place.local_rank), SILENCE_S)
+    nccl_start.prepare(devices, SILENCE_S)
+    kernels.start(devices.own)
     yield
     nccl_start.without_watchdog()

@@ -48,7 +48,7 @@ from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.trainer import user_state
 from spare_megatron.trainer.carried_state import CarryingEngine, carried
-from spare_megatron.trainer.devices import around_the_world, check_standbys, replica_backend
+from spare_megatron.trainer.devices import around_the_world, check_alike, check_standbys, replica_backend
 from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
 from spare_megatron.trainer.fault_injection import Injector
 from spare_megatron.trainer.flops import flops_per_step
@@ -129,6 +129,8 @@ def run_megatron_job(
             embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
             gloo_host=LOOPBACK if on_one_host(store, place) else "",
         )
+    if exact:
+        check_alike(gather_words(arithmetic(), compute_device()))
     times.done("world")
     replica = build_replica(settings, world, model_provider)
     times.done("model")

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from spare_megatron.kernels import digest
+from spare_megatron.kernels.host_memory import copy_to_host
 from spare_megatron.transfer.transport import Parcel
 
 CHUNK_BYTES = 4 << 20
@@ -125,11 +126,8 @@ class Portion:
         self._start, stop = self._space.part(part, parts)
         self.size = stop - self._start
         self._bytes = torch.empty(self.size, dtype=torch.uint8)
-        at = 0
-        for span in self._space.spans(self._start, stop):
-            end = at + span.stop - span.start
-            self._bytes[at:end].copy_(flat_bytes(parcel.tensors[span.name])[span.start : span.stop])
-            at = end
+        spans = self._space.spans(self._start, stop)
+        copy_to_host((flat_bytes(parcel.tensors[name])[first:end] for name, first, end in spans), self._bytes)
 
     def chunk(self, number: int) -> tuple[int, memoryview]:
         """The checksum and the bytes of a chunk."""
@@ -142,7 +140,7 @@ class Portion:
 
 class Landing:
     """Where one part of a parcel arrives, chunk by chunk, in order: the memory of the tensors themselves or, for those
-    of other devices, one chunk of memory from which they are filled."""
+    of other devices, memory of two chunks from which they are filled: one while the other arrives."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> None:
         """Other devices are written on what is their current stream here."""
@@ -154,7 +152,10 @@ class Landing:
         """How many bytes of the part are here; those of whole chunks are right."""
         far = {tensor.device for tensor in self._tensors.values() if not in_memory(tensor)}
         self._streams = [torch.cuda.current_stream(device) for device in far if device.type == "cuda"]
-        self._staging = torch.empty(CHUNK_BYTES if far else 0, dtype=torch.uint8, pin_memory=bool(self._streams))
+        size = CHUNK_BYTES if far else 0
+        self._staging = torch.empty(2, size, dtype=torch.uint8, pin_memory=bool(self._streams)).unbind()
+        self._unloaded: list[list[torch.cuda.Event]] = [[], []]
+        """Recorded when the devices have read it."""
         self.chunk = 0
         """The number of the present chunk."""
         self._open: list[tuple[TensorSpan, torch.Tensor]] = []
@@ -198,10 +199,13 @@ class Landing:
         self._end = min(self.size, self._first + CHUNK_BYTES)
         self._open, at = [], 0
         self._next = self._filled = 0  # of _open, the one that is being filled, and how far
+        staging = self._staging[self.chunk % 2]
+        for event in self._unloaded[self.chunk % 2]:
+            event.synchronize()
         for span in self._space.spans(self._start + self._first, self._start + self._end):
             size, tensor = span.stop - span.start, self._tensors[span.name]
             near = in_memory(tensor)
-            self._open.append((span, tensor[span.start : span.stop] if near else self._staging[at : at + size]))
+            self._open.append((span, tensor[span.start : span.stop] if near else staging[at : at + size]))
             at += size
 
     def _unload(self) -> None:
@@ -211,4 +215,5 @@ class Landing:
             for span, memory in self._open:
                 tensor = self._tensors[span.name]
                 if not in_memory(tensor):
-                    tensor[span.start : span.stop].copy_(memory)
+                    tensor[span.start : span.stop].copy_(memory, non_blocking=True)
+            self._unloaded[self.chunk % 2] = [stream.record_event() for stream in self._streams]

@@ -56,7 +56,7 @@ def as_cpp(source: str) -> str:
         parts += [
             source[at : found.start()],
             f"emulated::Launch{{unsigned({found[2]}), kThreads}}",
-            f"(holding([](auto... given) {{ {found[1]}(given...); }}, {arguments}))",
+            f"(holding([](const auto&... given) {{ {found[1]}(given...); }}, {arguments}))",
         ]
         at = end
     parts.append(source[at:])
@@ -134,6 +134,10 @@ class Emulated(native.Library):
         self._library.emulated_buffer.argtypes = (c_void_p, c_size_t, c_int)
         self._library.emulated_only.argtypes = (c_int64, c_int64)
 
+    def forget_kernels(self) -> int:
+        """How many kernels were launched, with each choice of their types, since the last call of this method."""
+        return int(self._library.emulated_forget_kernels())
+
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
         library = self._library
         self.seed += 1
@@ -197,10 +201,15 @@ class Emulated(native.Library):
         super().convert(segments.clone(), exponents, start, sums, addend, destination, found)
 
     def finalize(
-        self, total: torch.Tensor, destination: torch.Tensor, divisor: float, peaks: torch.Tensor, first_index: int
+        self,
+        segments: torch.Tensor,
+        total: torch.Tensor,
+        destination: torch.Tensor,
+        divisor: float,
+        peaks: torch.Tensor,
     ) -> None:
         self._read, self._written = (total,), (destination, peaks)
-        super().finalize(total, destination, divisor, peaks, first_index)
+        super().finalize(segments.clone(), total, destination, divisor, peaks)
 
     def digest_sums(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         sums = torch.zeros(len(parts), 2, dtype=torch.int64)

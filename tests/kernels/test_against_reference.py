@@ -211,6 +211,11 @@ def floats_of_all_sizes(count: int, random: torch.Generator) -> torch.Tensor:
     return values[1:]
 
 
+def whole(count: int, first_index: int = 0) -> torch.Tensor:
+    """A tensor to finalize as one segment."""
+    return torch.tensor([(0, count, 0, first_index)])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
@@ -223,10 +228,29 @@ def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
         results = []
         for implementation in (cpu, reference):
             destination, largest = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
-            implementation.finalize(total, destination, divisor, largest, first)
+            implementation.finalize(whole(count, first), total, destination, divisor, largest)
             results.append((destination, largest))
         case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}"
         assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_finalize_of_a_list_has_the_bits_of_its_segments(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+    """Segments in any order, some without elements, some larger than one thread's work, and gaps between them."""
+    random = torch.Generator().manual_seed(SEED)
+    table = [(5, 3005, 7, 1024), (4000, 4000, 0, 0), (3005, 3006, 5000, 9 * 1024), (9000, 2_209_000, 6000, 10 * 1024)]
+    table.append((8000, 8700, 3100, 4 * 1024 + 777))
+    total = floats_of_all_sizes(2_210_000, random)
+    listed, single = torch.full((2, 2_210_000), 7.0, dtype=dtype)
+    peaks = floats_of_all_sizes(kernels._num_blocks(0, 10 * 1024 + 2_200_000), random).abs().view(torch.int32)
+    peaks_of_single = peaks.clone()
+    kernels.Finalizer(torch.tensor(table), peaks).finalize(total, listed, 3.0)
+    for start, stop, to, index in table:
+        out, blocks = single[to : to + stop - start], kernels._num_blocks(index, stop - start)
+        of_segment = peaks_of_single[index // kernels.BLOCK :][:blocks]
+        kernels.finalize(total[start:stop], out, 3.0, of_segment, index)
+    assert same(listed, single)
+    assert same(peaks, peaks_of_single)
 
 
 def close_to_middles(divisor: float, bits: int, random: torch.Generator) -> torch.Tensor:
@@ -247,7 +271,7 @@ def test_finalize_rounds_quotients_once(cpu: native.CpuLibrary, dtype: torch.dty
         results = []
         for implementation in (cpu, reference):
             out, peaks = torch.zeros(len(total), dtype=dtype), torch.zeros(2, dtype=torch.int32)
-            implementation.finalize(total, out, float(divisor), peaks, 0)
+            implementation.finalize(whole(len(total)), total, out, float(divisor), peaks)
             results.append((out, peaks))
         assert all(same(one, other) for one, other in zip(*results, strict=True)), f"divisor {divisor}"
 
@@ -259,7 +283,7 @@ def test_finalize_rounds_denormal_quotients_by_a_power_of_two_once(cpu: native.C
     results = []
     for implementation in (cpu, reference):
         out, peaks = torch.zeros(len(total), dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
-        implementation.finalize(total, out, 2.0**92, peaks, 0)
+        implementation.finalize(whole(len(total)), total, out, 2.0**92, peaks)
         results.append(out)
     assert same(*results)
     assert len(results[0].unique()) == 0x21

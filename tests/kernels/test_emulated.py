@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from benchmarks.gpu_costs import LAUNCHED
 from spare_megatron import kernels
-from spare_megatron.kernels import reference
+from spare_megatron.kernels import dispatch, reference
 from tests.kernels import emulation
 from tests.kernels.emulation import Emulated, FaultError, Mutant
 from tests.kernels.test_against_reference import FLOATS, block_exponents, gradients, only_in_the_sum, same
@@ -32,6 +33,8 @@ SEED = 471_001
 COUNTS = (1, 2, 3, 4, 5, 255, 1023, 1024, 1025, 2047, 3077, 5000)
 INDICES = (0, 1, 4, 777, 1023, (1 << 31) + 5, (1 << 41) + 1022, (1 << 62) - 6000)
 INTEGERS = (torch.int64, torch.int32)
+LISTED = 1 + max(LAUNCHED.values())
+"""So many segments or parts are more than any launch takes."""
 Run = Callable[[Any], list[torch.Tensor]]
 """Runs a case with one implementation: the emulator, or the reference."""
 
@@ -68,8 +71,8 @@ MUTANTS = (
         "job.bound_bits - exponent + 1",
     ),
     Mutant("the first sum sees what was there", "accumulate_kernel(SpareAccumulate", "!job.first", "true"),
-    Mutant("the exponent of another block", "convert_kernel(const Element*", "exponents[block]", "exponents[number]"),
-    Mutant("one element more is set to 0", "auto zero = [&]", "(to - from)", "(to - from + 1)"),
+    Mutant("the exponent of another block", "struct Convert {", "exponents[block]", "exponents[number]"),
+    Mutant("one element more is set to 0", "auto zero = [&]", "to - from", "to - from + 1"),
     Mutant(
         "a kernel reads memory of the host",
         "auto convert = [&]",
@@ -78,26 +81,51 @@ MUTANTS = (
     ),
     Mutant(
         "a quotient in fp32",
-        "finalize_kernel(SpareFinalize",
-        "static_cast<double>(total[k]) / job.divisor",
-        "static_cast<double>(total[k] / static_cast<float>(job.divisor))",
+        "struct Finalize {",
+        "static_cast<double>(four[k]) / divisor",
+        "static_cast<double>(four[k] / static_cast<float>(divisor))",
     ),
-    Mutant("a byte behind the last one", "digest_kernel(const uint8_t*", "byte < num_bytes", "byte <= num_bytes"),
-    Mutant("a word behind the last one", "digest_kernel(const uint8_t*", "at + k >= words", "at + k > words"),
+    Mutant("a byte behind the last one", "struct Digest {", "byte < count", "byte <= count"),
+    Mutant("a word behind the last one", "struct Digest {", "at + k >= words()", "at + k > words()"),
     Mutant(
         "a sign counts",
-        "largest_kernel(const float*",
+        "struct Largest {",
         "float_to_bits(four[k]) & Fp32::magnitude",
         "float_to_bits(four[k])",
     ),
     Mutant(
         "a square in fp32",
-        "squares_kernel(const float*",
+        "struct Squares {",
         "round_square(four[k], scale)",
         "uint64_t(double(float(four[k] * scale * four[k] * scale)))",
     ),
-    Mutant("upper halves of a bit more", "squares_kernel(const float*", "sum >> 32", "sum >> 31"),
+    Mutant("upper halves of a bit more", "struct Squares {", "sum >> 32", "sum >> 31"),
     Mutant("parts of the length of the first", "int spare_cuda_squares(", "counts[number]", "counts[0]"),
+    Mutant("sums of the part before", "int spare_cuda_digests(", "2 * number", "2 * (number ? number - 1 : 0)"),
+    Mutant("segments of a checksum in the table of finalize", "void finalize_segments(", "4 * number", "3 * number"),
+    Mutant("results where the sums are", "void finalize_segments(", "segment[2]", "segment[0]"),
+    Mutant("peaks of the first segment", "void finalize_segments(", "segment[3] / SPARE_BLOCK", "0"),
+    Mutant("a checksum of the segment before", "void checksum_segments(", "sums + number", "sums + number / 2 * 2"),
+    Mutant(
+        "a thread block works for the job before its own",
+        "batch_kernel(const __grid_constant__",
+        "batch.ends[middle] > blockIdx.x",
+        "batch.ends[middle] >= blockIdx.x",
+    ),
+    Mutant("thread blocks of a job do the same", "batch_kernel(const __grid_constant__", "blockIdx.x - first", "0u"),
+    Mutant(
+        "blocks that thread blocks of other jobs leave out",
+        "batch_kernel(const __grid_constant__",
+        "batch.ends[low] - first",
+        "batch.ends[low]",
+    ),
+    Mutant("a batch is launched without its last job", "void launch() {", "batch_.jobs > 0", "--batch_.jobs > 0"),
+    Mutant(
+        "a full batch is forgotten",
+        "void add(const Job& job) {",
+        "batch_.jobs == Batch<Job>::kMost",
+        "batch_.jobs == Batch<Job>::kMost && !(batch_.jobs = 0)",
+    ),
 )
 
 
@@ -208,16 +236,19 @@ def _convert(draws: _Draws, kind: str, addend: str, found: str) -> Run:
 
 
 def _finalize(draws: _Draws, destination_type: str) -> Run:
-    count, index = draws.one(draws.counts), draws.one(INDICES)
+    count, index = draws.one(draws.counts), draws.one((0, 1, 4, 777, 1023, 5 * 1024 + 7))
     total = draws.moved(torch.randn(count, generator=draws.random) * 2.0 ** draws.one((-130, -10, 0, 90)))
     total[draws.below(count)] = draws.one((torch.inf, -0.0, 3.0e38))
     divisor = draws.one((3.0, -0.1, 2.0**40, 2.0**-100))
-    blocks = kernels._num_blocks(index, count)
+    cuts = sorted(draws.below(count + 1) for _ in range(2))
+    behind = draws.one((index + cuts[1], (1 + (index + cuts[1]) // 1024) * 1024))  # maybe in the same block
+    segments = [(cuts[1], count, 3, behind), (0, cuts[0], 3 + count - cuts[1], index)]
+    blocks = kernels._num_blocks(0, behind + count)
 
     def run(implementation: Any) -> list[torch.Tensor]:
-        out = draws_again(torch.zeros(count, dtype=_type(destination_type)))
+        out = draws_again(torch.full((count + 5,), 7.0, dtype=_type(destination_type)))
         peaks = torch.full((blocks,), 12_345, dtype=torch.int32)
-        implementation.finalize(total, out, divisor, peaks, index)
+        implementation.finalize(torch.tensor(segments), total, out, divisor, peaks)
         return [out, peaks]
 
     return run
@@ -259,6 +290,51 @@ def _squares(draws: _Draws) -> Run:
     return run
 
 
+def _list(draws: _Draws, kind: str) -> Run:
+    """More segments or parts than one launch takes, most of them small; each begins in another block, maybe behind a
+    gap."""
+    segments, end = [], 0
+    for number in range(LISTED):
+        start = end + draws.below(2)
+        end = start + draws.one((0, 1, 2, 3, 5, 40, 1500 if number % 50 == 7 else 1))
+        segments.append((start, end, 2048 * number + 3 * draws.below(2)))
+    integers = draws.integers(end, torch.int64)
+    numbers = draws.moved(torch.empty(end).uniform_(-1, 1, generator=draws.random))
+    numbers[segments[7][0]] = 1.0
+    exponents = draws.integers(2 * LISTED, torch.int16, 20, 190)
+    return lambda implementation: of_list(implementation, kind, torch.tensor(segments), integers, numbers, exponents)
+
+
+def of_list(
+    implementation: Any,
+    kind: str,
+    segments: torch.Tensor,
+    integers: torch.Tensor,
+    numbers: torch.Tensor,
+    exponents: torch.Tensor,
+) -> list[torch.Tensor]:
+    """What a function makes of all segments."""
+    sums, out = torch.arange(2 * len(segments)), torch.full((len(numbers),), 7.0)
+    parts = [numbers[start:stop] for start, stop, _ in segments.tolist()]
+    if kind == "checksums":
+        implementation.checksums(integers, segments, sums[: len(segments)])
+    elif kind == "convert":
+        implementation.convert(segments, exponents, 0, integers, None, out, sums.view(-1, 2))
+    elif kind == "finalize":
+        table = segments[:, [0, 1, 0, 2]].flip(0).contiguous()
+        peaks = torch.zeros_like(exponents, dtype=torch.int32)
+        implementation.finalize(table, numbers, out, 3.0, peaks)
+        return [out, peaks]
+    elif kind == "digests":
+        return [implementation.digest_sums([part.view(torch.uint8) for part in parts])]
+    elif kind == "largest":
+        return [implementation.largest(parts)]
+    else:
+        low, high = implementation.squares(parts, kernels.SQUARE_BITS).tolist()
+        return [torch.tensor((high << 32) + low)]
+    return [sums, out]
+
+
 def draws_again(values: torch.Tensor) -> torch.Tensor:
     """A copy that begins as far from a multiple of 16 bytes as the values do."""
     at = values.data_ptr() // values.itemsize % (16 // values.itemsize)
@@ -273,6 +349,7 @@ _DRAWN: dict[str, Callable[..., Run]] = {
     "digests": _digests,
     "largest": _largest,
     "squares": _squares,
+    "list": _list,
 }
 
 
@@ -287,11 +364,12 @@ def names() -> Iterator[str]:
         for addend, found in itertools.product(("alone", "added"), ("counted", "uncounted")):
             yield f"convert {kind} {addend} {found}"
     yield from ("finalize float32", "finalize bfloat16", "digests", "largest", "squares")
+    yield from (f"list {kind}" for kind in LAUNCHED)
 
 
 def cases(each: int, full: bool = False) -> Iterator[Case]:
     for number, name in enumerate(names()):
-        for draw in range(each):
+        for draw in range(-(-each // 10) if name.startswith("list") else each):
             yield Case(name, SEED + 1000 * number + draw, full)
 
 
@@ -374,7 +452,8 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
             run.checksums(of(integers), torch.tensor([(0, count if far else near - skipped, at)]), sums)
             made.append(sums)
             out, peaks = torch.zeros(near), torch.zeros(blocks - first, dtype=torch.int32)
-            run.finalize(of(source), of(out), 3.0, of(peaks, blocks) if far else peaks, at)
+            table = torch.tensor([(0, count, 0, index) if far else (0, near - skipped, 0, 0)])
+            run.finalize(table, of(source), of(out), 3.0, of(peaks, blocks) if far else peaks)
             made += [out[skipped:], peaks]
             result, found = torch.zeros(near), torch.zeros(1, 2, dtype=torch.int64)
             table = torch.tensor([(0, count, index) if far else (0, near - skipped, at % kernels.BLOCK)])
@@ -393,6 +472,28 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
         assert (high << 32) + low == 0
     finally:
         library.only = None
+
+
+@pytest.mark.parametrize(("kind", "most"), LAUNCHED.items())
+def test_a_list_takes_as_few_launches_as_it_can(library: Emulated, kind: str, most: int) -> None:
+    library.processors = 1
+    for number, launches in ((most, 1), (most + 1, 2)):
+        segments = torch.tensor([(one, one + 1, kernels.BLOCK * one) for one in range(number)])
+        exponents = torch.zeros(number, dtype=torch.int16)
+        of_list(library, kind, segments, torch.ones(number, dtype=torch.int64), torch.ones(number), exponents)
+        assert library.counted[2] == launches
+
+
+def test_all_kernels_are_run_at_the_start(library: Emulated, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is loaded later, while a collective waits for its peers on the device, can hang the host."""
+    with monkeypatch.context() as patched:
+        patched.setattr(dispatch, "kernels", lambda _device: library)
+        library.forget_kernels()
+        kernels.start(torch.device("cpu"))
+    started = library.forget_kernels()
+    for case in cases(1):
+        case.draw()(library)
+    assert started == library.forget_kernels()
 
 
 def main(each: int) -> None:

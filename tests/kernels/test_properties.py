@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spare_megatron import kernels
-from spare_megatron.kernels import weights
+from spare_megatron.kernels import dispatch, reference, weights
 
 COUNT, PIECES = 1300, 12
 EXPONENT, BOUND, FIRST = 40, 54, 100
@@ -238,3 +238,21 @@ def test_digest_depends_on_order_boundaries_and_bytes() -> None:
     assert kernels.digest(negated) != kernels.digest(weights_)
     with pytest.raises(ValueError, match="not contiguous"):
         kernels.digest(weights_.t())
+
+
+def test_a_digest_waits_once_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the weights in a model there are tensors on the host, as transformer-engine's ``_extra_state``."""
+    calls: list[int] = []
+
+    class Counting:
+        def digest_sums(self, parts: list[torch.Tensor]) -> torch.Tensor:
+            calls.append(len(parts))
+            return reference.digest_sums([torch.zeros(part.shape) for part in parts])
+
+    monkeypatch.setattr(dispatch, "kernels", lambda _device: Counting())
+    shapes = [5, 1, 7, 3, 9, 2]
+    places = ["meta" if number % 2 else "cpu" for number in range(6)]
+    parts = [torch.zeros(size, device=place) for size, place in zip(shapes, places, strict=True)]
+    mixed = kernels.digest(parts)
+    assert calls == [3, 3]
+    assert mixed == kernels.digest([torch.zeros(size) for size in shapes])

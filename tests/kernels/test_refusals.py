@@ -74,6 +74,10 @@ def finalize(**changed: object) -> None:
     kernels.finalize(**{**arguments, **changed})
 
 
+def finalizer(*table: tuple[int, ...]) -> kernels.Finalizer:
+    return kernels.Finalizer(torch.tensor(table), ints(2, torch.int32))
+
+
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: accumulate(source=torch.zeros(N, dtype=torch.float64)), "source is torch.float64"),
     (lambda: accumulate(accumulator=ints(dtype=torch.int32)), "accumulator is torch.int32; give torch.int64"),
@@ -133,6 +137,20 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: finalize(peaks=ints(1)), "peaks is torch.int64; give torch.int32"),
     (lambda: finalize(first_index=1000), "peaks has 1 element; give 2"),
     (lambda: finalize(first_index=-1), "first_index -1"),
+    (lambda: finalize(destination=torch.zeros(N + 1)), "destination has 65 elements; give 64"),
+    (lambda: finalizer((0, 5, 0)), r"give a contiguous int64 tensor \[segments, 4\]"),
+    (lambda: finalizer((5, 4, 0, 0)), "segment 5..4 to 0 begins before the tensors, or ends before it begins"),
+    (lambda: finalizer((0, 4, -1, 0)), "segment 0..4 to -1 begins before the tensors"),
+    (lambda: finalizer((0, 4, 0, -1)), "first_index -1"),
+    (lambda: finalizer((0, 1025, 0, 1024)), "segment 0..1025 ends at index 2049, but 2 peaks are for 2048 indices"),
+    (
+        lambda: finalizer((1, N + 1, 0, 0)).finalize(torch.zeros(N), torch.zeros(N), 2.0),
+        "total has 64 elements, but its segments end at 65",
+    ),
+    (
+        lambda: finalizer((0, N, 1, 0)).finalize(torch.zeros(N), torch.zeros(N), 2.0),
+        "destination has 64 elements, but its segments end at 65",
+    ),
     (lambda: finalize(total=(shared := torch.zeros(N)), destination=shared), "share memory"),
 ]
 

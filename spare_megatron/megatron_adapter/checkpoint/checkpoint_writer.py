@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from spare_megatron.kernels.host_memory import PinnedBlocks
 from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
 
 install_cpu_shims()
@@ -60,6 +61,7 @@ class ShareWriter:
         self._strategy = _PlanOnly(_BACKEND, _VERSION, thread_count=1, cached_metadata=True)
         self._validated = False
         self._host: dict[Any, torch.Tensor] = {}
+        self._blocks = PinnedBlocks()
 
     def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> TorchDistShare:
         """Plan the save of ``state`` (megatron-core's sharded state dict); returns what this rank writes. Collective.
@@ -89,7 +91,8 @@ class ShareWriter:
             return tensor
         held = self._host.get(item.index)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
-            held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=on_cuda)
+            own = self._blocks.take(tensor.shape, tensor.dtype) if on_cuda else None
+            held = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if own is None else own
             self._host[item.index] = held
         held.copy_(tensor, non_blocking=on_cuda)
         return held

@@ -68,7 +68,10 @@ class _Buffer:
         self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
         storage = gradient.untyped_storage()
         assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
-        storage.resize_(dtype.itemsize * gradient.numel())
+        size = dtype.itemsize * gradient.numel()
+        if storage.nbytes() != size:
+            storage.resize_(0)  # else both would be there at once, and the old values copied
+            storage.resize_(size)
         self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
@@ -136,6 +139,11 @@ class ExactGradients:
         self._kept_parts = SumParts(self._slots, self._kept, numbers)
         self.conversion = SumConversion(self._kept_parts.segments, self.format.exponents, lambda: self._expected)
         """What the sums over groups become."""
+        self._finalizers = [
+            self.format.peaks.finalizer(torch.tensor(self._gradients_of(number), dtype=torch.int64).view(-1, 4))
+            for number in numbers
+        ]
+        """Of each buffer what makes gradients of its sums."""
         self._scattered = [
             self._scattered_of(number) if self._buffers[number].sum.scattered else None for number in numbers
         ]
@@ -352,6 +360,14 @@ class ExactGradients:
         cuts = [(index, part.cut(slot.start, slot.stop)) for part in parts for index, slot in slots]
         return [(index, part) for index, part in cuts if part is not None]
 
+    def _gradients_of(self, number: int) -> list[tuple[int, int, int, int]]:
+        """Of each part of a buffer's sum that this rank keeps: start and stop in the sum, start in the buffer, and the
+        index of the first element."""
+        return [
+            (part.at, part.at + part.size, part.start, index_of(self._slots[slot], part))
+            for slot, part in self._kept_of(number)
+        ]
+
     @property
     def _accumulators(self) -> list[torch.Tensor]:
         return [buffer.accumulator for buffer in self._buffers]
@@ -404,10 +420,8 @@ class ExactGradients:
         for buffer in self._buffers:
             for gap in [slice(None)] if buffer.sum.scattered else buffer.gaps:
                 buffer.gradient[gap].zero_()
-        for slot, part in self._kept:
-            place = self._slots[slot]
-            gradient = self._buffers[place.buffer].gradient[part.start : part.stop]
-            self.format.peaks.finalize(index_of(place, part), part.of(sums[place.buffer]), gradient, divisor)
+        for buffer, finalizer, total in zip(self._buffers, self._finalizers, sums, strict=True):
+            finalizer.finalize(total, buffer.gradient, divisor)
         if self._head is not None:
             self._add_head(self._numbers[self._head.weight], self._numbers[self._head.parameter])
         for number, buffer in enumerate(self._buffers):

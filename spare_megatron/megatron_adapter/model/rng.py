@@ -27,6 +27,8 @@ import numpy
 import torch
 from megatron.core.tensor_parallel import random as core_random
 
+from spare_megatron.config.errors import ConfigError
+
 
 class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
     """megatron-core's tracker of named generator states, on torch's CPU generator."""
@@ -120,11 +122,21 @@ def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: Ra
 
 def set_states_by_layer(model: torch.nn.Module) -> None:
     """Have ``model``, a chunk of a stage without wrappers, set the states at each of its places, from the microbatch
-    that :func:`set_piece_states` has said. Without one nothing is set."""
+    that :func:`set_piece_states` has said. Without one nothing is set.
+
+    Raises ConfigError where the provider has made another tracker than megatron-core's own: the states of
+    transformer-engine's, and of one for CUDA graphs, are generators, which are not set from numbers."""
     from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
     from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
     from megatron.core.transformer.transformer_layer import BaseTransformerLayer
 
+    tracker = core_random.get_cuda_rng_tracker()
+    if type(tracker) is not core_random.CudaRNGStatesTracker or tracker.use_cudagraphable_rng:
+        raise ConfigError(
+            f"the model provider has made {type(tracker).__name__} the tracker of random states, but layers must have "
+            "megatron-core's usual one, whose states are set for each piece; leave out te_rng_tracker, "
+            "use_cudagraphable_rng and inference_rng_tracker"
+        )
     for module in model.modules():
         if isinstance(module, MultiTokenPredictionLayer):
             _at(module, "prediction", module.layer_number)

@@ -79,6 +79,7 @@ int64_t first_run = 0, last_run = INT64_MAX;
 uint32_t launch = 0;
 int chosen_mutant = 0;
 std::string fault;
+std::set<void (*)(const void*)> kernels;  // which were launched
 uint64_t bytes_read = 0, bytes_written = 0, launches = 0;
 
 void fail(const char* format, ...) {
@@ -260,6 +261,7 @@ void set_bytes(void* address, int value, size_t bytes) {
 void queue(unsigned blocks, unsigned threads, void (*run)(const void*), const void* arguments, size_t size) {
   Work one{blocks, threads, run, std::vector<uint64_t>((size + 7) / 8), size};
   memcpy(one.arguments.data(), arguments, size);
+  kernels.insert(run);
   queued.push_back(one);
 }
 
@@ -306,6 +308,12 @@ __attribute__((visibility("default"))) const char* emulated_run() {
 
 __attribute__((visibility("default"))) void emulated_counts(uint64_t* read, uint64_t* written, uint64_t* number) {
   *read = bytes_read, *written = bytes_written, *number = launches;
+}
+
+__attribute__((visibility("default"))) int emulated_forget_kernels() {
+  const int number = int(kernels.size());
+  kernels.clear();
+  return number;
 }
 
 // What code compiled with -fsanitize=thread calls.

@@ -76,8 +76,8 @@ def test_a_reference_that_learns_nothing_is_told() -> None:
     assert judge(plain, plain)["verdict"] == "the reference learns nothing"
 
 
-def test_the_results_are_of_the_rules_that_are_here() -> None:
+def test_the_results_are_of_the_rules_that_are_here(small: dict[str, Shrunk]) -> None:
     content = json.loads((RESULTS / "functional_configs.json").read_text())
     for row in content["results"]:
         name = row["configuration"]
-        assert row.items() >= described(name, small()[name]).items()
+        assert row.items() >= described(name, small[name]).items()

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks style, types, layers, then runs the tests. Usage: ./scripts/test.sh [--quick | --full] [pytest arguments]
+# Checks style, types and layers beside the tests; a failure of either fails. Usage:
+#   ./scripts/test.sh [--quick | --full] [pytest arguments]
 #   --quick  only the tests of pure functions, and one job that is killed and compared: two minutes
 #   --full   also runs the long test matrices, and writes benchmarks/results/full_tests.txt with the date
 set -euo pipefail
@@ -14,21 +15,34 @@ export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
 ruff check .
 ruff format --check .
-mypy
-lint-imports
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+(mypy && lint-imports) >"$log" 2>&1 &
+types=$!
 
 # One worker more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time.
 together=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist worksteal)
+code=0 killed="tests/process/test_masking.py::test_a_death_at_each_point_of_the_step[group]"
 if [ "${1:-}" = "--quick" ]; then
   shift
-  python -m pytest -m "not full and not alone" "${together[@]}" tests/pure tests/process/test_masking.py "$@"
+  python -m pytest -m "not full and not alone" "${together[@]}" tests/pure "$killed" "$@" || code=$?
 elif [ "${1:-}" = "--full" ]; then
   shift
   { date -u +%FT%TZ; git rev-parse HEAD; echo "$(nproc --all) cores; pytest $*"; } >benchmarks/results/full_tests.txt
-  python -m pytest --no-header -v "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt
+  python -m pytest --no-header -v "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt || code=$?
 elif [ $# -gt 0 ]; then
-  python -m pytest -m "not full" "$@"
+  python -m pytest -m "not full" "$@" || code=$?
 else
-  python -m pytest -m "not full and not alone" "${together[@]}" tests
-  python -m pytest -m "not full and alone" tests
+  python -m pytest -m "not full and not alone" "${together[@]}" tests || code=$?
+  mapfile -t timed < <(grep -rl --include='*.py' 'mark\.alone' tests)
+  python -m pytest -m "not full and alone" "${timed[@]}" || code=$?
 fi
+
+checked=0
+wait "$types" || checked=$?
+cat "$log"
+if [ "$checked" != 0 ]; then
+  echo "test.sh: types or layers are wrong (above); pytest ended with $code" >&2
+  exit "$checked"
+fi
+exit "$code"

@@ -17,6 +17,12 @@ settings.register_profile("spare_megatron", deadline=None)
 settings.load_profile("spare_megatron")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on the cluster of Slurm mostly wait, one after the other: they come first, or they would be all that is
+    left at the end."""
+    items.sort(key=lambda item: "slurm" not in item.path.parts)
+
+
 @pytest.fixture(autouse=True)
 def _jobs_end_with_their_test() -> Iterator[None]:
     harness = sys.modules.get("tests.process.harness")

@@ -29,11 +29,14 @@ from spare_megatron.launch.script_modules import OF_A_JOB
 ROOT = Path(__file__).resolve().parent.parent
 READY_S = 120.0
 """How long its imports may take."""
+_ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
 def environment() -> dict[str, str]:
-    """The environment of the tests' processes: one thread each, this checkout first on the path, output at once."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    """The environment of the tests' processes: one thread each, this checkout first on the path, output at once. All
+    else is as this process was started with: megatron-core, torch and tests set variables later (``NVTE_*``,
+    ``TORCHINDUCTOR_CACHE_DIR``), and a parent forks nothing for a process whose imports would see other values."""
+    return dict(_ENVIRONMENT)
 
 
 @functools.cache

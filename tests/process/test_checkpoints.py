@@ -222,13 +222,11 @@ def _wait(true: Any, process: Any) -> None:
         time.sleep(0.005)
 
 
-def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(tmp_path: Path) -> None:
     """The coordinator accepted it: it is neither forgotten nor removed because its new name is refused for a while."""
     places = ("checkpoint.publish", "checkpoint.published", f"{TRACKER}.write", f"{TRACKER}.rename")
-    monkeypatch.setenv(VARIABLE, ";".join(f"rank:{place}=ESTALE,after=1,times=2" for place in places))
-    job = start(tmp_path)
+    faults = ";".join(f"rank:{place}=ESTALE,after=1,times=2" for place in places)
+    job = start(tmp_path, environ={VARIABLE: faults})
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -239,12 +237,9 @@ def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(
 
 
 @pytest.mark.parametrize(("place", "after"), [("accepted.json.write", 2), ("order.save_accepted", 1)])
-def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, after: int
-) -> None:
+def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(tmp_path: Path, place: str, after: int) -> None:
     """Again and again, each time with the record on the disk: the next one is asked again, and says so."""
-    monkeypatch.setenv(VARIABLE, f"coordinator:{place}=kill,after={after}")
-    job = start(tmp_path)
+    job = start(tmp_path, environ={VARIABLE: f"coordinator:{place}=kill,after={after}"})
     job.finish()
     save = tmp_path / "save"
     whole(save)
@@ -258,12 +253,9 @@ def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(
     assert known.fencing > 2
 
 
-def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(tmp_path: Path) -> None:
     """It counts, so no other group saves again, and no other life follows: the launcher gives it its name."""
-    monkeypatch.setenv(VARIABLE, "rank-0-0:checkpoint.publish=kill,after=5")
-    job = start(tmp_path)
+    job = start(tmp_path, environ={VARIABLE: "rank-0-0:checkpoint.publish=kill,after=5"})
     assert job.finish()[-1]["step"] == 18
     save = tmp_path / "save"
     whole(save)

@@ -23,7 +23,14 @@ SMALL, LARGE = 1_000, 8 << 20
 MOMENTS = ("forming", "between buckets", "any")
 
 
-@pytest.mark.parametrize(("numel", "bucket_bytes", "trials"), [(SMALL, 1 << 20, 30), (LARGE, 4 << 20, 6)])
+@pytest.mark.parametrize(
+    ("numel", "bucket_bytes", "trials"),
+    [
+        (SMALL, 1 << 20, 9),
+        (LARGE, 4 << 20, 3),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in ((SMALL, 1 << 20, 30), (LARGE, 4 << 20, 6))),
+    ],
+)
 def test_survivors_reduce_in_the_next_epoch(numel: int, bucket_bytes: int, trials: int) -> None:
     """After stops, and then, with one more rank, after kills."""
     with replica_job(4, numel, bucket_bytes, TIMEOUT_S) as job:

@@ -22,7 +22,7 @@ GRANULARITY = st.sampled_from(["microbatch", "shard"])
 
 
 SETTINGS = settings(
-    max_examples=100,
+    max_examples=60,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -42,12 +42,6 @@ OF_NO_TRAINING = {
 }
 
 
-@pytest.fixture(scope="module")
-def answers() -> dict[str, str]:
-    """The answers for the configurations that train."""
-    return answers_of("training")
-
-
 def test_nine_of_ten_configurations_that_train_pass_the_check(answers: dict[str, str]) -> None:
     passed = Counter(name.partition("/")[0] for name, said in answers.items() if not said)
     everyone = Counter(name.partition("/")[0] for name in answers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections import Counter
 
@@ -14,14 +13,14 @@ from benchmarks.functional_configs import FOLDERS, described, judge
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.trainer.job_arguments import parse_job
 from tests.pure.claim import RESULTS
-from tests.pure.functional_sets import answers_of, functional_sets
+from tests.pure.functional_sets import functional_sets
 
 
-@functools.cache
-def small() -> dict[str, Shrunk]:
+@pytest.fixture(scope="module")
+def small(answers: dict[str, str]) -> dict[str, Shrunk]:
     """Every GPT and MoE configuration that passes the check, made small."""
     sets = functional_sets()["training"]
-    passed = [name for name, said in answers_of("training").items() if not said and name.startswith(FOLDERS)]
+    passed = [name for name, said in answers.items() if not said and name.startswith(FOLDERS)]
     return {name: shrink(sets[name]) for name in passed}
 
 
@@ -30,8 +29,10 @@ OF_NEWER_CORES = ("--use-mup needs megatron-core", "--optimizer muon needs ")
 
 
 @pytest.mark.parametrize("nth", [5, pytest.param(1, marks=pytest.mark.full)], ids=["every fifth", "each"])
-def test_every_small_configuration_is_a_job_of_this_machine_or_says_what_it_needs(nth: int) -> None:
-    for name, shrunk in list(small().items())[::nth]:
+def test_every_small_configuration_is_a_job_of_this_machine_or_says_what_it_needs(
+    small: dict[str, Shrunk], nth: int
+) -> None:
+    for name, shrunk in list(small.items())[::nth]:
         try:
             job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
         except ConfigError as error:
@@ -41,9 +42,9 @@ def test_every_small_configuration_is_a_job_of_this_machine_or_says_what_it_need
         assert (job.train_iters, job.shape.group_size) == (STEPS, shrunk.group_size), name
 
 
-def test_each_flag_is_kept_changed_or_dropped() -> None:
+def test_each_flag_is_kept_changed_or_dropped(small: dict[str, Shrunk]) -> None:
     sets = functional_sets()["training"]
-    for name, shrunk in small().items():
+    for name, shrunk in small.items():
         fates = Counter([*shrunk.kept, *shrunk.changed, *shrunk.dropped])
         assert fates == Counter({word for word in sets[name] if word.startswith("--")}), name
 
@@ -75,8 +76,8 @@ def test_a_reference_that_learns_nothing_is_told() -> None:
     assert judge(plain, plain)["verdict"] == "the reference learns nothing"
 
 
-def test_the_results_are_of_the_rules_that_are_here() -> None:
+def test_the_results_are_of_the_rules_that_are_here(small: dict[str, Shrunk]) -> None:
     content = json.loads((RESULTS / "functional_configs.json").read_text())
     for row in content["results"]:
         name = row["configuration"]
-        assert row.items() >= described(name, small()[name]).items()
+        assert row.items() >= described(name, small[name]).items()

@@ -1,4 +1,4 @@
-"""README.md and docs/ name files, headings, packages and commands that are there."""
+"""The pages name files, headings, packages and commands that are there."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spare_megatron"
 BASES = (ROOT, PACKAGE, ROOT / "docs", ROOT / "benchmarks" / "results")
 """Paths in pages are below one of these."""
+ALL_PAGES = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY_NOTICES.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:cpp|cu|h|json|md|png|proto|py|sbatch|sh|toml|txt))")
 MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
@@ -60,7 +61,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     here = ROOT / page
     wrong = []
@@ -74,7 +75,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
     assert not wrong, f"{page} links to what is not there: {wrong}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY])
+@pytest.mark.parametrize("page", [page for page in ALL_PAGES if page != HISTORY])
 def test_every_path_is_there(page: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     words = {word.strip(",;:") for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()}

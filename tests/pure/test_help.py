@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import spare_megatron
 from spare_megatron.cli import convert
 from spare_megatron.data.preprocess import command, merge
 
@@ -46,7 +47,12 @@ def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit) as ended:
         MAINS[name](["--version"])
     assert ended.value.code == 0
-    assert re.fullmatch(rf"{re.escape(name)} \(spare_megatron \S.*\)\n", capsys.readouterr().out)
+    assert capsys.readouterr().out == f"{name} (spare_megatron {spare_megatron.__version__})\n"
+
+
+def test_the_version_has_one_place_and_is_in_the_changelog() -> None:
+    assert "version" not in PROJECT
+    assert f"\n## {spare_megatron.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

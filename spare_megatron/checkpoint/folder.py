@@ -209,7 +209,7 @@ def other_format(directory: Path) -> str:
     if not any(directory.glob("mp_rank_*")):
         return ""
     return (
-        f"{directory} holds mp_rank files; python tools/checkpoint/convert.py --model-type GPT --loader core --saver "
+        f"{directory} holds mp_rank files; spare-convert --model-type GPT --loader core --saver "
         f"core --load-dir {load} --save-dir {load}-torch_dist makes it loadable, with --load {load}-torch_dist "
         "--finetune (weights are converted, optimizer state is not)"
     )

@@ -140,7 +140,7 @@ def test_the_quick_start_trains_on_the_data_that_it_prepares() -> None:
     start = (ROOT / "README.md").read_text().partition("## Quick start on real data")[2]
     commands = start.split("```")[1].replace("\\\n", " ").splitlines()
     launch = next(line.split() for line in commands if line.startswith("spare-launch"))
-    prepare = next(shlex.split(line) for line in commands if "preprocess_data.py" in line)
+    prepare = next(shlex.split(line) for line in commands if line.startswith("spare-preprocess"))
     prefix = prepare[prepare.index("--output-prefix") + 1]
     assert launch[launch.index("--data-path") + 1] == f"{prefix}_text_document"
     assert "--save" in launch

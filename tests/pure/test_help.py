@@ -13,17 +13,12 @@ from pathlib import Path
 import pytest
 
 import spare_megatron
-from spare_megatron.cli import convert
-from spare_megatron.data.preprocess import command, merge
+from spare_megatron.data.preprocess import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAINS = {name: importlib.import_module(place.partition(":")[0]).main for name, place in PROJECT["scripts"].items()}
-MAINS |= {
-    "tools/preprocess_data.py": command.main,
-    "tools/merge_datasets.py": merge.main,
-    "tools/checkpoint/convert.py": convert.main,
-}
+MAINS["tools/merge_datasets.py"] = merge.main
 SCRIPTS = ("pretrain_gpt.py", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").rglob("*.py")))
 
 

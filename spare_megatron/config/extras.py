@@ -1,4 +1,4 @@
-"""Packages that only some commands need: each belongs to an extra of pyproject.toml and is imported where it is used."""
+"""Packages that only some commands need: each is in an extra of pyproject.toml and is imported where it is used."""
 
 from __future__ import annotations
 

@@ -241,10 +241,7 @@ def test_the_newest_good_iteration_counts_or_the_one_asked_for(tmp_path: Path) -
 
 def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "old" / "iter_0000001" / "mp_rank_00").mkdir(parents=True)
-    assert (
-        "holds mp_rank files; spare-convert --model-type GPT --loader core --saver core"
-        in refusal(tmp_path / "old")
-    )
+    assert "holds mp_rank files; spare-convert --model-type GPT --loader core --saver core" in refusal(tmp_path / "old")
     directory = tmp_path / "bad" / "iter_0000001"
     write_common(directory, b"\x80\x04.")
     assert f"{directory / 'common.pt'} cannot be read: " in refusal(tmp_path / "bad")

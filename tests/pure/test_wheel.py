@@ -28,7 +28,7 @@ def wheel(folder: Path, compiler: str) -> Path:
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "THIRD_PARTY_NOTICES.md"):
         shutil.copy(ROOT / name, source)
     (source / "compiler.py").write_text(COMPILER)
-    environ = {**os.environ, "CXX": compiler, "NVCC": ""}
+    environ = {**os.environ, "CXX": compiler, "NVCC": "no-such-nvcc"}
     words = [sys.executable, "-W", "ignore", "-c", BUILD, str(made)]
     done = subprocess.run(words, cwd=source, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -171,7 +171,7 @@ def test_a_group_whose_process_died_is_started_again_beside_the_others(cluster: 
 def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_path: Path) -> None:
     """A node and then its replacement: the first group goes on elsewhere, the second time nothing is spare."""
     words = until_told(groups=3)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
     assert sorted(before) == [0, 1, 2]
@@ -194,7 +194,7 @@ def test_groups_of_nodes_that_die_move_to_a_spare_node(cluster: Cluster, tmp_pat
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
     """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
     words = until_told("--redundancy", "3", groups=3)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
     cluster.kill_node("n3")
@@ -215,7 +215,7 @@ def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, 
 @pytest.mark.full
 def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
     words = until_told("--redundancy", "2", "--spare-group-restart-pause-s", "0", groups=2)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=3, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=3, ranks=1)
     job.until_step(2)
     for again in (1, 2, 3):
         os.kill(job.ranks()[1], signal.SIGKILL)

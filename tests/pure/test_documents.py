@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.trainer.job_arguments import parse_job
+from tests.pure import api_page
 from tests.pure.claim import HISTORY, PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spare_megatron"
 BASES = (ROOT, PACKAGE, ROOT / "docs", ROOT / "benchmarks" / "results")
 """Paths in pages are below one of these."""
-ALL_PAGES = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY_NOTICES.md")
+ALL_PAGES = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY_NOTICES.md", "examples/README.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:cpp|cu|h|json|md|png|proto|py|sbatch|sh|toml|txt))")
 MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
@@ -92,13 +93,31 @@ def test_the_walk_goes_through_many_files() -> None:
     assert len(set(re.findall(r"`([\w/]+(?:\.py|/))`", text))) > 40
 
 
-def test_readme_has_a_line_for_every_page() -> None:
-    index = (ROOT / "README.md").read_text().partition("## Documentation")[2]
-    assert {f"docs/{name}" for name in re.findall(r"\]\(docs/([\w.]+)\) \|", index)} == set(PAGES) - {"README.md"}
+def test_the_index_has_a_line_for_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert {f"docs/{name}" for name in re.findall(r"^\| \[[\w.]+\]\(([\w.]+)\) \|", index, re.MULTILINE)} == set(
+        PAGES
+    ) - {"README.md", "docs/index.md"}
 
 
-def test_every_package_has_a_row_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_glossary_gives_the_word_of_three_projects() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|(.+)\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    words = {word for word, cells in rows if len(cells.split(" | ")) == 4 and all(cells.split(" | "))}
+    assert len(words) == len(rows) - 3, "a row of dashes under each of three heads"
+    assert words >= {"piece", "shard", "host", "group", "position", "epoch", "incarnation", "learner", "offer"}
+    assert words >= {"patch", "wipe-out", "ticket", "fencing"}
+
+
+def test_the_api_page_is_current() -> None:
+    assert api_page.PAGE.read_text() == api_page.text(), "run python -m tests.pure.api_page"
+
+
+def test_every_package_has_a_row_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
     table = text[text.index("| package | |") :].split("\n\n")[0]
     words = {
         word for cell in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for word in re.findall(r"`([\w.]+)`", cell)

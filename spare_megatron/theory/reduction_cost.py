@@ -169,8 +169,3 @@ def per_step(mode: str) -> dict[str, float]:
         "optimizer": 16 + 12 + 2,
         "digest of the weights": 0 if a is None else 2,
     }
-
-
-def wire_s(wire_bytes: float, num_groups: int, bytes_per_s: float = 50e9) -> float:
-    """Seconds per parameter of a ring all-reduce over N groups: each rank sends 2 (N - 1) / N times the bytes."""
-    return 2 * (num_groups - 1) / num_groups * wire_bytes / bytes_per_s

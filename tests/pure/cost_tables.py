@@ -59,7 +59,7 @@ def step_table() -> str:
     for gpu in cost.GPUS.values():
         times = (f"{total / gpu.memory_bytes_per_s * 1e12:.0f} ps" for total in totals.values())
         lines.append(_row(f"on {gpu.name}", times))
-    wires = (f"{cost.wire_s(WIRE_BYTES[mode], 1000) * 1e12:.0f} ps" for mode in modes)
+    wires = (f"{wire_s(WIRE_BYTES[mode], 1000) * 1e12:.0f} ps" for mode in modes)
     lines.append(_row("400 Gb/s, N = 1000", wires))
     return "\n".join(lines)
 
@@ -71,3 +71,8 @@ def _row(name: str, cells: Iterable[str]) -> str:
 def hidden_tokens(gpu: cost.Gpu, gemm_bytes: float) -> float:
     """From so many tokens on, a weight-gradient GEMM at full speed computes for longer than it moves these bytes."""
     return gemm_bytes / gpu.memory_bytes_per_s * gpu.flops / WEIGHT_GRADIENT_FLOPS
+
+
+def wire_s(wire_bytes: float, num_groups: int, bytes_per_s: float = 50e9) -> float:
+    """Seconds per parameter of a ring all-reduce over N groups: each rank sends 2 (N - 1) / N times the bytes."""
+    return 2 * (num_groups - 1) / num_groups * wire_bytes / bytes_per_s

@@ -49,11 +49,13 @@ def _there(path: str) -> bool:
 
 
 def _is_module(name: str) -> bool:
-    """Also a name of a module; anything that does not begin with a package of ours."""
+    """Also a name of a module or of a package; anything that does not begin with a package of ours."""
     package, *rest = name.removeprefix("spare_megatron.").split(".")
     if not rest or not (PACKAGE / package).is_dir():
         return not name.startswith("spare_megatron.") or (PACKAGE / package).exists()
-    return any((PACKAGE / package / rest[0]).with_suffix(suffix).exists() for suffix in ("", ".py"))
+    here = PACKAGE / package
+    modules = any((here / rest[0]).with_suffix(suffix).exists() for suffix in ("", ".py"))
+    return modules or rest[0] in re.findall(r"\w+", (here / "__init__.py").read_text())
 
 
 def _anchors(page: Path) -> set[str]:

@@ -18,7 +18,8 @@ def extra(name: str, needed_by: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
         raise ConfigError(
-            f"{needed_by} needs the package {error.name}, which is not installed; install it with: "
+            f"{needed_by} needs the package {package}, which is not installed; install it with: "
             f"pip install 'spare_megatron[{name}]'"
         ) from None

@@ -18,6 +18,8 @@ from typing import Any
 
 from spare_megatron.training.megatron_exports import EXPORTS
 
+ARGUMENT = re.compile(r"^    (\w+): ")
+"""One entry of a docstring's Args or Raises."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "api.md"
 INTRODUCTION = """# What programs may import
 
@@ -81,7 +83,7 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
 
 
 def _signature(thing: Any) -> str:
-    words = str(inspect.signature(thing)).replace("'", "")
+    words = re.sub(r"<function .*?>+ at \w+>", "...", str(inspect.signature(thing)).replace("'", ""))
     if len(words) <= 100:
         return words
     inside, _, result = words[1:].rpartition(")")
@@ -93,7 +95,7 @@ def _prose(docstring: str | None) -> str:
     assert docstring, "what programs may import has a docstring"
     plain = re.sub(r":\w+:`~?([^`]+)`", lambda match: f"`{match[1].removeprefix('spare_megatron.')}`", docstring)
     lines = plain.replace("``", "`").split("\n")
-    return "\n".join(line.lstrip() if line.startswith("    ") else line for line in lines) + "\n"
+    return "\n".join(ARGUMENT.sub(r"\n- `\1`: ", line) for line in lines) + "\n"
 
 
 def _wrapped(part: str) -> str:
@@ -101,11 +103,10 @@ def _wrapped(part: str) -> str:
         heading, _, rest = part.partition("\n")
         return f"{heading}\n{_wrapped(rest)}" if rest.strip() else part
     blocks = (" ".join(block.split()) for block in part.strip("\n").split("\n\n"))
-    return (
-        "\n" * part.startswith("\n")
-        + "\n\n".join(textwrap.fill(one, 120, break_on_hyphens=False) for one in blocks)
-        + "\n"
+    wrapped = (
+        textwrap.fill(one, 120, subsequent_indent="  " * one.startswith("- "), break_on_hyphens=False) for one in blocks
     )
+    return "\n" * part.startswith("\n") + "\n\n".join(wrapped) + "\n"
 
 
 if __name__ == "__main__":

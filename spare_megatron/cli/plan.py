@@ -212,7 +212,9 @@ def _plan(
 ) -> tuple[ClusterFigures, RedundancyPlan, tuple[CostedPair, ...], str]:
     """The cluster with the standby groups that are given or chosen, the plan, the pairs that it was chosen among, and
     why not another number of standbys or the other granularity."""
-    plan, pairs, why = None, (), []
+    plan: RedundancyPlan | None = None
+    pairs: tuple[CostedPair, ...] = ()
+    why: list[str] = []
     if args.standby_groups is None:
         found = choose_pair(cluster, args.redundancy, args.standby_groups_max)
         cluster, plan, pairs, why = found.cluster, found.plan, found.pairs, [found.reason]

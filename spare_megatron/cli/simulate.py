@@ -366,7 +366,7 @@ def table_of(found: Mapping[str, Any]) -> Table:
 
 def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
     """Draw a bar for every trial; the ratio of a trial without progress has none."""
-    panels = {
+    panels: dict[str, list[Any]] = {
         "time to train / failure-free": [outcome.ratio for outcome in outcomes],
         "availability": [outcome.availability for outcome in outcomes],
         "mean work, shards": [outcome.mean_work for outcome in outcomes],

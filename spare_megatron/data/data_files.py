@@ -134,7 +134,7 @@ def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int 
     tokens = layout = 0
     for at in range(0, sequences, SEQUENCES_AT_ONCE):
         part = lengths[at : at + SEQUENCES_AT_ONCE]
-        layout = zlib.crc32(part, layout)
+        layout = zlib.crc32(part.data, layout)
         if int(part.min()) < 0:
             wrong = at + int((part < 0).argmax())
             raise ConfigError(f"{index}: sequence {wrong} has {lengths[wrong]} tokens; {REMAKE}")
@@ -151,7 +151,7 @@ def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int 
                 )
         tokens += int(sums[-1])
     _check_ends(index, ends, sequences)
-    return tokens, zlib.crc32(ends, layout)
+    return tokens, zlib.crc32(ends.data, layout)
 
 
 def _check_ends(index: Path, ends: numpy.typing.NDArray[numpy.int64], sequences: int) -> None:

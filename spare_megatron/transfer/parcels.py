@@ -159,6 +159,10 @@ class Landing:
         """The number of the present chunk."""
         self._open: list[tuple[TensorSpan, torch.Tensor]] = []
         """What the present chunk is of each tensor, with the memory in which it arrives."""
+        self._next = 0
+        """Of the open memory, the part that is being filled."""
+        self._filled = 0
+        """Bytes of it."""
         self._open_chunk()
 
     @property
@@ -186,7 +190,7 @@ class Landing:
         """Go on with the next chunk where the present one is right; false where it must come again."""
         if digest([memory for _, memory in self._open]) != checksum:
             self.reached = self._first
-            self._next = self._filled = 0
+            self._next, self._filled = 0, 0
             return False
         self._unload()
         self.chunk += 1
@@ -197,7 +201,7 @@ class Landing:
         self._first = self.reached
         self._end = min(self.size, self._first + CHUNK_BYTES)
         self._open, at = [], 0
-        self._next = self._filled = 0  # of _open, the one that is being filled, and how far
+        self._next, self._filled = 0, 0
         for span in self._space.spans(self._start + self._first, self._start + self._end):
             size, tensor = span.stop - span.start, self._tensors[span.name]
             near = in_memory(tensor)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -39,6 +38,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, entries, shape_of_args
@@ -145,7 +145,7 @@ class TorchDistSource:
         return target.reshape(sizes[len(place) :])
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        return self._find(entry)[1].properties.dtype  # type: ignore[no-any-return]
+        return self._find(entry)[1].properties.dtype
 
     def _find(self, entry: Entry) -> tuple[str, TensorStorageMetadata, tuple[int, ...]]:
         """The stored name and metadata of a tensor, and its index on the stored tensor's leading axes."""
@@ -204,7 +204,7 @@ def write(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
-            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+            save({}, storage_writer=writer, planner=planner, no_dist=True)
         except CheckpointException as error:  # torch's wrapping of what happened, which is no Exception
             raise next(iter(error.failures.values()))[0] from None
     common = {

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("kernels")
@@ -69,6 +70,15 @@ class BuildLibraries(build_ext):
                 f"Install {tool}, and run pip install -e . again.",
                 file=sys.stderr,
             )
+
+
+class LibraryWheel(bdist_wheel):
+    """A wheel for every Python 3 on this platform, since its libraries call nothing of Python; for every platform where
+    no library was built."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        built = any(Path(self.bdist_dir).rglob("*.so"))
+        return "py3", "none", super().get_tag()[2] if built else "any"
 
 
 def build_cpu(target: Path, objects: Path) -> None:
@@ -132,5 +142,5 @@ if __name__ == "__main__":
     cuda = bool(nvcc()) and (SOURCES / "cuda.cu").exists()
     setup(
         ext_modules=[NativeLibrary(name) for name in LIBRARIES if cuda or name != CUDA_LIBRARY],
-        cmdclass={"build_ext": BuildLibraries},
+        cmdclass={"build_ext": BuildLibraries, "bdist_wheel": LibraryWheel},
     )

@@ -12,6 +12,9 @@ import importlib
 import os
 from typing import Any
 
+__version__ = "0.1.0"
+"""The only place of the version: pyproject.toml reads it here."""
+
 # gRPC's core writes to stderr whenever a peer dies or a port is taken; this package reports both itself. It reads this
 # when grpc is imported, by whichever module is first.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""Make data files for --data-path out of JSON lines; `--help` shows the flags (those of Megatron-LM's tool)."""
+"""``spare-preprocess`` under the name and path that it has in Megatron-LM."""
 
 from __future__ import annotations
 

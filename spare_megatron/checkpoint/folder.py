@@ -216,7 +216,7 @@ def torch_own(directory: Path) -> str:
 def _converted(directory: Path) -> str:
     load = directory.parent
     return (
-        "python tools/checkpoint/convert.py --model-type GPT --loader core --saver "
+        "spare-convert --model-type GPT --loader core --saver "
         f"core --load-dir {load} --save-dir {load}-torch_dist makes it loadable, with --load {load}-torch_dist "
         "--finetune (weights are converted, optimizer state is not)"
     )

@@ -1,4 +1,4 @@
-"""tools/checkpoint/convert.py converts checkpoints between formats, with the command line of Megatron's tool."""
+"""spare-convert converts checkpoints between formats, with the command line of Megatron's tool."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from spare_megatron.checkpoint.convert.conversion import Wish
     from spare_megatron.checkpoint.convert.model import Entry
 
-PROGRAM = "tools/checkpoint/convert.py"
+PROGRAM = "spare-convert"
 EXAMPLE = """examples:
-  python tools/checkpoint/convert.py --model-type GPT --loader hf --saver core \\
+  spare-convert --model-type GPT --loader hf --saver core \\
     --load-dir Llama-3.2-1B --save-dir llama --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
-  python tools/checkpoint/convert.py --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
+  spare-convert --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
 Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags in
 llama/model_flags.txt. Weights are converted, optimizer state is not. A checkpoint of this framework loads under any
 layout without a conversion."""

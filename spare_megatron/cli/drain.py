@@ -70,7 +70,8 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[i
 
     async def call() -> pb.DrainAnswer:
         async with open_channel(known.address, security, CALL_S) as channel:
-            return await call_once(channel, "Drain", security, request, CALL_S, pb.DrainAnswer)
+            answer: pb.DrainAnswer = await call_once(channel, "Drain", security, request, CALL_S, pb.DrainAnswer)
+            return answer
 
     try:
         answer = asyncio.run(call())

@@ -12,15 +12,17 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.extras import extra
 from spare_megatron.config.host_port import join_address
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.page.followed_run import FollowedRun, names_of
-from spare_megatron.page.page_door import listen_address, read_token
-from spare_megatron.page.page_server import PageServer, opened
+
+if TYPE_CHECKING:
+    from spare_megatron.page.page_server import PageServer
 
 EXAMPLE = "example: spare-page runs/first --listen 127.0.0.1:8080"
 
@@ -50,6 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     try:
+        with extra("page", "spare-page"):
+            from spare_megatron.page.followed_run import FollowedRun, names_of
+            from spare_megatron.page.page_door import listen_address, read_token
+            from spare_megatron.page.page_server import PageServer
         token = read_token(args.token_file)
         host, port = listen_address(args.listen, token)
         run_dirs = [RunDirectory(path) for path in args.run_dirs]
@@ -63,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(server: PageServer, host: str, port: int, token: str) -> None:
+    from spare_megatron.page.page_server import opened
+
     runner, port = await opened(server, host, port)
     following = asyncio.ensure_future(server.follow())
     for number in (signal.SIGINT, signal.SIGTERM):

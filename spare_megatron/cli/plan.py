@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
-from spare_megatron.cli.plots import write_plot
+from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -237,7 +237,9 @@ def _plan(
 ) -> tuple[ClusterFigures, RedundancyPlan, tuple[CostedPair, ...], str]:
     """The cluster with the standby groups that are given or chosen, the plan, the pairs that it was chosen among, and
     why not another number of standbys or the other granularity."""
-    plan, pairs, why = None, (), []
+    plan: RedundancyPlan | None = None
+    pairs: tuple[CostedPair, ...] = ()
+    why: list[str] = []
     if args.standby_groups is None:
         found = choose_pair(cluster, args.redundancy, args.standby_groups_max)
         cluster, plan, pairs, why = found.cluster, found.plan, found.pairs, [found.reason]
@@ -398,13 +400,8 @@ def _cell(value: Any) -> str:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Draw time to train, availability and mean work over redundancy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     keys = ("time_to_train_ratio", "availability", "mean_work")
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(12, 3.6), layout="constrained")
+    figure, axes = load_pyplot().subplots(1, len(keys), figsize=(12, 3.6), layout="constrained")
     for key, axis in zip(keys, axes, strict=True):
         points = [(each["redundancy"], each[key]) for each in found["candidates"] if each[key] is not None]
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3)

@@ -19,7 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
-from spare_megatron.cli.plots import write_plot
+from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -407,18 +407,13 @@ def table_of(found: Mapping[str, Any]) -> Table:
 
 def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
     """Draw a bar for every trial; the ratio of a trial without progress has none."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    panels = {
+    panels: dict[str, list[Any]] = {
         "time to train / failure-free": [outcome.ratio for outcome in outcomes],
         "availability": [outcome.availability for outcome in outcomes],
         "mean work, shards": [outcome.mean_work for outcome in outcomes],
     }
     seeds = [str(outcome.seed) for outcome in outcomes]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
+    figure, axes = load_pyplot().subplots(1, len(panels), figsize=(12, 3.6), layout="constrained")
     for axis, (title, values) in zip(axes, panels.items(), strict=True):
         axis.bar(seeds, [0.0 if value is None else value for value in values])
         axis.set(xlabel="seed", title=title)
@@ -430,6 +425,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         case = case_of(args)
+        if args.plot is not None:
+            load_pyplot()
     except ConfigError as error:
         sys.stderr.write(f"spare-simulate: {error}\n")
         return int(ExitCode.BAD_INPUT)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.extras import extra
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control.run_directory import RunDirectory
@@ -32,12 +33,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
-    from spare_megatron.watch.trace_files import draw_timeline, write_timeline
-
     args = parser().parse_args(argv)
     run_dir = RunDirectory(args.run_dir)
     path = args.output or run_dir.timeline
     try:
+        with extra("timeline", "spare-timeline"):
+            from spare_megatron.watch.trace_files import draw_timeline, write_timeline
         timeline = draw_timeline(run_dir)
         size_bytes = write_timeline(timeline, path)
     except ConfigError as error:

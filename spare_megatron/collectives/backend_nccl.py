@@ -70,7 +70,7 @@ PATIENCE = timedelta(days=1)
 STREAM_PRIORITY = -1
 
 
-class RingStore(dist.Store):
+class RingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stubs lack it
     """The store through which torch's process group hands NCCL's unique id from its first rank to the others: one
     value, which travels as a sum over the TCP ring. Every member makes one call, so all take part in that sum; a second
     call would be a sum that no other member takes part in, and is refused."""
@@ -225,7 +225,7 @@ class NcclBackend:
 
     def _all_reduce(self, wire: torch.Tensor) -> None:
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]  # torch converts it
         self._order(self._group.allreduce([wire], options))
 
     def _convert(self, wire: torch.Tensor, converted: ConvertedBucket) -> None:
@@ -237,7 +237,7 @@ class NcclBackend:
         mine = slice(self._rank * chunk, (self._rank + 1) * chunk)
         if chunk:
             options = dist.ReduceScatterOptions()
-            options.reduceOp = dist.ReduceOp.SUM
+            options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]  # torch converts it
             self._order(self._group._reduce_scatter_base(wire[mine], wire[:whole], options))
             self._go_on()
             converted.convert(mine.start, wire[mine])

@@ -17,18 +17,21 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
 
-class CompiledConversion(NamedTuple):
+class CompiledConversion(Protocol):
     """A conversion that compiled code can call without the interpreter."""
 
-    function: int
-    """Address of ``spare_cpu_convert`` (kernels/spare_kernels.h)."""
-    job: ctypes.Structure
-    """Its ``SpareConvert``, of which the caller fills in which elements are converted."""
+    @property
+    def function(self) -> int:
+        """Address of ``spare_cpu_convert`` (kernels/spare_kernels.h)."""
+
+    @property
+    def job(self) -> ctypes.Structure:
+        """Its ``SpareConvert``, of which the caller fills in which elements are converted."""
 
 
 class ConversionTally(Protocol):

@@ -247,7 +247,7 @@ class ReplicaCommunicators:
         if len(membership.members) == 1:
             return None
         seat = Seat(membership.epoch, membership.members, rank, membership.right_at)
-        suspects = frozenset()
+        suspects: frozenset[int] = frozenset()
         if self._suspects:
             suspects = frozenset(at for at, member in enumerate(membership.members) if member.group in self._suspects)
         ring = RingBackend(seat, self._links, self._timeout_s, suspects)

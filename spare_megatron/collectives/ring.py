@@ -46,13 +46,13 @@ class RingStreams:
         self._source = wire if source is None else source
         self._rank = rank
         self._size = size
-        self._bytes = memoryview(wire.view(torch.uint8).numpy())
-        self._source_bytes = self._bytes if source is None else memoryview(source.view(torch.uint8).numpy())
+        self._bytes = wire.view(torch.uint8).numpy().data
+        self._source_bytes = self._bytes if source is None else source.view(torch.uint8).numpy().data
         self._converted = converted
         self._result = wire if converted is None else converted.result
-        self._result_bytes = memoryview(self._result.view(torch.uint8).numpy())
+        self._result_bytes = self._result.view(torch.uint8).numpy().data
         self._scratch = scratch.view(wire.dtype)
-        self._scratch_bytes = memoryview(scratch.numpy())
+        self._scratch_bytes = scratch.numpy().data
         self._segment = self._scratch.numel()
         self._chunk = -(-wire.numel() // size)
         self._segments = -(-self._chunk // self._segment)

@@ -163,7 +163,8 @@ class Agent:
         return Change.NONE
 
     def _take_view(self, view: View) -> Change:
-        wanted, known, right_at, donors_at = view.neighbour, self._neighbour, "", ()
+        wanted, known, right_at = view.neighbour, self._neighbour, ""
+        donors_at: tuple[str, ...] = ()
         # A view that is older than the addresses that were told is not taken: a newer one follows.
         if wanted is not None:
             if known is None or known[0] != wanted:

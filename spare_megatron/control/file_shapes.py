@@ -76,6 +76,7 @@ def misfit(plain: Mapping[str, Any], needed: Mapping[str, Check], known: Mapping
     return None
 
 
+_OF_A_PLACE = {"step", "rank", "pieces", "still_s"}
 _PLACE = with_names(
     {},
     {
@@ -134,7 +135,6 @@ _STATUS = (
         "time_to_train": maybe(_TIME_TO_TRAIN),
     },
 )
-_OF_A_PLACE = {"step", "rank", "pieces", "still_s"}
 _RANK = with_names({}, {"group": whole, "position": whole, "incarnation": whole, "pid": maybe(whole), "host": text})
 
 
@@ -171,7 +171,7 @@ _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "accepted.json": ({"directory": text}, {}),
     "clock.json": ({"boot": text, "boot_unix_s": number}, {}),
 }
-_LEADER = ({"incarnation": whole, "address": text}, {})
+_LEADER: tuple[Mapping[str, Check], Mapping[str, Check]] = ({"incarnation": whole, "address": text}, {})
 METRICS_NEEDED: Mapping[str, Check] = {
     "life": whole,
     "step": whole,

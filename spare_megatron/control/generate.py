@@ -1,4 +1,9 @@
-"""Makes control_pb2.py from control.proto: ``python -m spare_megatron.control.generate``. Needs grpcio-tools."""
+"""Makes control_pb2.py and its types, control_pb2.pyi, from control.proto.
+
+    python -m spare_megatron.control.generate
+
+Needs grpcio-tools.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +13,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROTO = "spare_megatron/control/control.proto"
-GENERATED = Path(__file__).with_name("control_pb2.py")
+GENERATED = (Path(__file__).with_name("control_pb2.py"), Path(__file__).with_name("control_pb2.pyi"))
 
 
-def generated_text() -> str:
-    """The text that control_pb2.py should have."""
+def generated_texts() -> tuple[str, ...]:
+    """The texts that the files of ``GENERATED`` should have."""
     from grpc_tools import protoc
 
     # protobuf's global pool knows the file by its path from the repository's root: a bare name could be taken.
     with tempfile.TemporaryDirectory() as scratch:
-        if protoc.main(["protoc", f"-I{ROOT}", f"--python_out={scratch}", PROTO]) != 0:
+        if protoc.main(["protoc", f"-I{ROOT}", f"--python_out={scratch}", f"--pyi_out={scratch}", PROTO]) != 0:
             raise RuntimeError("protoc failed on control.proto")
-        return (Path(scratch) / PROTO).with_name(GENERATED.name).read_text()
+        return tuple((Path(scratch) / PROTO).with_name(path.name).read_text() for path in GENERATED)
 
 
 if __name__ == "__main__":
-    GENERATED.write_text(generated_text())
-    sys.stdout.write(f"wrote {GENERATED.name}\n")
+    for path, text in zip(GENERATED, generated_texts(), strict=True):
+        path.write_text(text)
+        sys.stdout.write(f"wrote {path.name}\n")

@@ -125,15 +125,15 @@ class Roll(Generic[Mark]):
     A mark is an applied step, a seen epoch, or the (step, epoch) of a report that a state is held."""
 
     def __init__(self, group_size: int, start: Mark) -> None:
-        self._at = [start] * group_size
-        self.reached = start
+        self._at: list[Mark] = [start] * group_size
+        self.reached: Mark = start
         """The mark that all ranks have reached."""
 
     def add(self, position: int, mark: Mark) -> bool:
         """Note that one rank reached ``mark``; true when :attr:`reached` grows by it."""
         self._at[position] = max(self._at[position], mark)
         before, self.reached = self.reached, min(self._at)
-        return self.reached > before
+        return bool(self.reached > before)
 
 
 class Tally:

@@ -451,9 +451,9 @@ class Leader:
         elif kind == "donors":
             self._donors = order
         elif kind in ("view", "commit"):
-            word = self._learning.told(self._agent.orders.view)
-            if word is not None:
-                self._uplink.send(_word(word))
+            ready = self._learning.told(self._agent.orders.view)
+            if ready is not None:
+                self._uplink.send(_word(ready))
             self._adopt_view(change)
         elif kind == "save_accepted":
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]

@@ -92,5 +92,6 @@ class LearnerReports:
         if len(digests) < self.size:
             return None  # a rank's word was lost with its connection: the next step's is the group's next word
         digest = joined_digests(digests[p] for p in sorted(digests))
-        self._last = CaughtUp(*self.me, *self._caught_up.reached, digest)
+        number, step = self._caught_up.reached
+        self._last = CaughtUp(*self.me, number, step, digest)
         return self._last

@@ -30,7 +30,7 @@ class _Lenient(io.RawIOBase):
     def isatty(self) -> bool:
         return os.isatty(self._handle)
 
-    def write(self, data: Any) -> int:  # type: ignore[override]
+    def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         try:
             if self._lost:
@@ -52,8 +52,8 @@ def outlive_the_disk() -> None:
         if stream is None or stream is not getattr(sys, f"__{name}__"):
             continue
         stream.flush()
-        lenient = io.TextIOWrapper(
-            _Lenient(stream.fileno()),  # type: ignore[arg-type]
+        lenient = io.TextIOWrapper(  # type: ignore[type-var]
+            _Lenient(stream.fileno()),
             stream.encoding,
             stream.errors,
             line_buffering=stream.line_buffering,

@@ -1,7 +1,6 @@
 """The coordinator process: it runs the controller's machine, writes its journal and watches the groups.
 
 It carries out what the machine decides and decides nothing itself. Several candidates may share a run directory; one
-of them holds office at a time (``election``, ``terms``). May import ``control``, ``observe``, ``tuner`` and lower
-layers; of the collectives only the store that it hosts. Promises: it sends no message that does not follow from a
-record in the journal.
+of them is active at a time (``election``, ``terms``). May import ``control``, ``observe``, ``tuner`` and lower layers.
+Promises: it sends no message that does not follow from a record in the journal.
 """

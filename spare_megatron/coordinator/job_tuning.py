@@ -307,17 +307,3 @@ def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFil
     plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
     path = run_dir.choice(life)
     side.write(path.name, lambda: write_json(path, plain, durable=True))
-
-
-def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:
-    """The choice computed again from the figures of a record, which must equal the record's. ``start`` is the record of
-    the choice at the start of the life; None where ``event`` is that record itself."""
-    if start is None:
-        measured = Measured(**event.figures)  # type: ignore[arg-type]
-        try:
-            return at_start(measured).as_json()
-        except ConfigError as error:
-            return without_progress(measured, str(error)).as_json()
-    measured, first = Measured(**start.figures), Choice(**start.choice)  # type: ignore[arg-type]
-    found = updated_interval(measured, first, **event.figures)  # type: ignore[arg-type]
-    return {} if found is None else found.as_json()

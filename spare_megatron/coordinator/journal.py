@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from spare_megatron import failpoints
 from spare_megatron.control.disk import words
@@ -167,7 +167,8 @@ class Journal:
         if final:
             self._confirm()
         time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
-        record = Record(self._end.records + 1, time_s, decision.epoch, event, decision.actions, decision.reason)
+        actions = cast(tuple[Action, ...], decision.actions)  # or one that equals it, which is not made here
+        record = Record(self._end.records + 1, time_s, decision.epoch, event, actions, decision.reason)
         line = _line(record) if self._end.offset_bytes else header_after(self._end) + _line(record)
         self._file.append(line)
         if final:

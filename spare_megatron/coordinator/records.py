@@ -258,8 +258,8 @@ class Records:
     def _show(self, line: Mapping[str, Any]) -> None:
         if self._lines is None:
             return
-        for text in evaluation_lines(line):
-            sys.stdout.write(text + "\n")
+        for evaluated in evaluation_lines(line):
+            sys.stdout.write(evaluated + "\n")
         closes = self._closes(line["step"])
         text = None if closes else self._lines.add(line)
         if text is not None:

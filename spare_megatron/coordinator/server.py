@@ -32,7 +32,7 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
 from spare_megatron.control.calm_garbage import collect_in_pauses
-from spare_megatron.control.channel import COORDINATOR, security_of, serve
+from spare_megatron.control.channel import COORDINATOR, UnaryHandler, security_of, serve
 from spare_megatron.control.directory_watch import DirectoryWatch
 from spare_megatron.control.reports import Heartbeat
 from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
@@ -195,9 +195,12 @@ class Coordinator:
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
-        unary = {"ReportExit": (pb.Exited, self._report_exit), "RequestStop": (pb.StopRequest, self._request_stop)}
-        unary["Drain"] = (pb.DrainRequest, self._drains.answer)
-        unary["AskRestart"] = (pb.LostGroup, self._restarts.handler(self._suspicion))
+        unary: dict[str, tuple[Any, UnaryHandler]] = {
+            "ReportExit": (pb.Exited, self._report_exit),
+            "RequestStop": (pb.StopRequest, self._request_stop),
+            "Drain": (pb.DrainRequest, self._drains.answer),
+            "AskRestart": (pb.LostGroup, self._restarts.handler(self._suspicion)),
+        }
         server, port = await serve(self._options.listen, COORDINATOR, self._security, self._join, pb.GroupReport, unary)
         for number in stop_signals():
             loop.add_signal_handler(number, self._signal, signal.Signals(number).name)

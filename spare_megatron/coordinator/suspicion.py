@@ -86,8 +86,8 @@ class Suspicion:
         attempt = None if self._waits() else _attempt(state)
         for finding in self._detector.tick(now_s, attempt):
             self.lose(finding)
-        waits = attempt is None or state.joiners or not running  # nobody stands still who waits for a joiner
-        stuck = "" if waits else self._detector.standstill(now_s, attempt)
+        waits = state.joiners or not running  # nobody stands still who waits for a joiner
+        stuck = "" if waits or attempt is None else self._detector.standstill(now_s, attempt)
         if stuck:
             self._decide(Standstill(state.epoch, stuck, self.failing_s()))
         self._look_at_joiners(running)

@@ -31,7 +31,7 @@ SEQUENCES_AT_ONCE = 1 << 20
 """So many entries of an index are in memory at a time."""
 LOOKED_AT_MAX, LOOKED_AT_LEAST = 1 << 24, 1 << 20
 """Tokens of which the ids are looked at: in all files together, and at least in each."""
-REMAKE = "copy the file again or make it anew with tools/preprocess_data.py"
+REMAKE = "copy the file again or make it anew with spare-preprocess"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def check_file(prefix: str, offsets: bool = True) -> DataFile:
     for path in (index, data):
         if not path.is_file():
             hint = "give the prefix without .bin" if prefix.endswith((".bin", ".idx")) else "give a prefix that exists"
-            raise ConfigError(f"the data file {path} does not exist; {hint}, or make it with tools/preprocess_data.py")
+            raise ConfigError(f"the data file {path} does not exist; {hint}, or make it with spare-preprocess")
     try:
         with index.open("rb") as file:
             head = file.read(HEADER_BYTES)
@@ -134,7 +134,7 @@ def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int 
     tokens = layout = 0
     for at in range(0, sequences, SEQUENCES_AT_ONCE):
         part = lengths[at : at + SEQUENCES_AT_ONCE]
-        layout = zlib.crc32(part, layout)
+        layout = zlib.crc32(part.data, layout)
         if int(part.min()) < 0:
             wrong = at + int((part < 0).argmax())
             raise ConfigError(f"{index}: sequence {wrong} has {lengths[wrong]} tokens; {REMAKE}")
@@ -151,7 +151,7 @@ def _checked_entries(index: Path, sequences: int, documents: int, itemsize: int 
                 )
         tokens += int(sums[-1])
     _check_ends(index, ends, sequences)
-    return tokens, zlib.crc32(ends, layout)
+    return tokens, zlib.crc32(ends.data, layout)
 
 
 def _check_ends(index: Path, ends: numpy.typing.NDArray[numpy.int64], sequences: int) -> None:
@@ -205,7 +205,7 @@ def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
     most = looked_at_max(len(files))
     for file in files:
         if file.tokens == 0:
-            raise ConfigError(f"{file.prefix}.bin has no tokens; make it anew with tools/preprocess_data.py")
+            raise ConfigError(f"{file.prefix}.bin has no tokens; make it anew with spare-preprocess")
         if blend is not None:
             check_split(file, args.split)
         found = file.token_range(most)
@@ -237,7 +237,7 @@ def below_zero(token: int, where: str) -> str:
     """The error message for a negative token id."""
     return (
         f"{where} has token id {token}, but ids begin with 0: the tokenizer had no such token (an end that "
-        "--append-eod asked for, perhaps); use one that has it, and make the data anew with tools/preprocess_data.py"
+        "--append-eod asked for, perhaps); use one that has it, and make the data anew with spare-preprocess"
     )
 
 
@@ -245,5 +245,5 @@ def too_large(token: int, vocab_size: int, where: str) -> str:
     """The error message for a token id outside the vocabulary."""
     return (
         f"{where} has token id {token}, but the tokenizer's vocabulary has {vocab_size} ids (0 to {vocab_size - 1}): "
-        "the data was made with another tokenizer; use that one, or make the data anew with tools/preprocess_data.py"
+        "the data was made with another tokenizer; use that one, or make the data anew with spare-preprocess"
     )

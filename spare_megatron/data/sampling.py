@@ -24,7 +24,8 @@ def permutation(size: int, seed: int) -> Sequence[int]:
 
     generator = torch.Generator()
     generator.manual_seed(seed)
-    return torch.randperm(size, generator=generator).numpy()
+    shuffled: Sequence[int] = torch.randperm(size, generator=generator).numpy()  # type: ignore[assignment]
+    return shuffled
 
 
 @dataclass(frozen=True)

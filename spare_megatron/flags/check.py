@@ -145,8 +145,8 @@ def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
         # megatron-core's experts add the bias in place to the output of a collective, which autograd refuses
         yield "--num-experts with biases", "add --disable-bias-linear"
     pattern = hybrid_pattern.pattern_of(ns)
-    for symbol in hybrid_pattern.OF_ENGINE if pattern is not None else "":
-        if pattern.count(symbol):
+    for symbol in hybrid_pattern.OF_ENGINE:
+        if pattern is not None and pattern.count(symbol):
             yield hybrid_pattern.layers_text(symbol), f"use * in place of {symbol}"
     if ns.moe_latent_size is not None:
         yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"

@@ -47,7 +47,7 @@ def _supported() -> Iterator[str]:
     versions = [table["megatron_core"] for table in core_versions.tables().values()]
     yield INTRODUCTION.format(source=source, oldest=versions[0], newest=versions[-1])
     yield "## Supported"
-    docs = {}
+    docs: dict[str, str] = {}
     for section, (_, cls) in SECTIONS.items():
         prefix = "spare_" if section == "spare" else ""
         docs |= {prefix + name: doc for name, doc in docs_of(cls).items()}

@@ -167,7 +167,7 @@ def hybrid_chunks(ns: Namespace) -> int:
         )
     stages = pattern.stages if piped else divided(pattern.main, pipeline, *(getattr(ns, name) for name in _ENDS))
     ns.spare_notes += (f"{FLAG}: {hybrid_text(stages, pipeline, pattern)}",)
-    return len(stages) // pipeline
+    return int(len(stages) // pipeline)
 
 
 def divided(layers: str, pipeline: int, first: int | None = None, last: int | None = None) -> tuple[str, ...]:

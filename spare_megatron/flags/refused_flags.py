@@ -26,7 +26,7 @@ GROUPS: dict[str, tuple[str, str]] = {
     "ft_package": ("NVIDIA's ft_package is replaced by our own detection", "--spare-heartbeat-timeout-s"),
     "sft": (
         "supervised fine-tuning needs a data set of packed conversations, which megatron-core does not have",
-        "make ordinary data files with tools/preprocess_data.py",
+        "make ordinary data files with spare-preprocess",
     ),
     "rerun engine": ("a suspicious step is not computed again in this version", "spare-launch --inject makes faults"),
     "fault injector": ("NVIDIA's fault injector is not part of this framework", "spare-launch --inject makes faults"),

@@ -214,7 +214,9 @@ def _chunks(ns: Namespace, pipeline: int) -> int | None:
 def counted_layers(ns: Namespace) -> int:
     """Number of layers that is divided over pipeline stages: embedding and loss may count as one layer each."""
     return (
-        ns.num_layers + bool(ns.account_for_embedding_in_pipeline_split) + bool(ns.account_for_loss_in_pipeline_split)
+        int(ns.num_layers)
+        + bool(ns.account_for_embedding_in_pipeline_split)
+        + bool(ns.account_for_loss_in_pipeline_split)
     )
 
 
@@ -330,7 +332,7 @@ def say_auto(ns: Namespace) -> None:
 def expert_unit(ns: Namespace) -> int:
     """The least D for which expert ranks fit into TP x CP x D."""
     expert = ns.expert_model_parallel_size * ns.expert_tensor_parallel_size
-    return expert // math.gcd(expert, ns.tensor_model_parallel_size * ns.context_parallel_size)
+    return int(expert // math.gcd(expert, ns.tensor_model_parallel_size * ns.context_parallel_size))
 
 
 def resolve_training(ns: Namespace, shape: JobShape) -> None:

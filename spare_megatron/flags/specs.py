@@ -65,7 +65,6 @@ class FlagSpec:
     """A key of SECTIONS or of CORE_SECTIONS."""
     choices: tuple[Any, ...] = ()
     nargs: str | int = ""
-    help: str = ""
 
 
 def flag_name(dest: str, prefix: str = "--") -> str:

@@ -181,7 +181,7 @@ def _steps(machine: Machine) -> dict[str, Any]:
         reference.accumulate(gradient.cpu(), here[0], 40, 777, 55, here[1])
         with torch.no_grad():
             for one in model.parameters():
-                one -= 0.01 * one.grad  # type: ignore[operator]
+                one -= 0.01 * one.grad  # type: ignore[misc,operator]
     if differs(there, here):
         raise CheckError(f"the sums of {STEPS} steps differ from those of the CPU")
     return {"steps": STEPS, "elements": numel, "peak MiB": torch.cuda.max_memory_allocated(machine.device) >> 20}

@@ -25,7 +25,7 @@ def _seconds(call: Callable[[], object]) -> float:
         call()
         end.record()
         end.synchronize()
-        took.append(begin.elapsed_time(end) / 1000)
+        took.append(float(begin.elapsed_time(end)) / 1000)
     return statistics.median(took[2:])
 
 

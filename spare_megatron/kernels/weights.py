@@ -44,7 +44,8 @@ def _table(seed: int, bits: int) -> np.ndarray:
 
 def _expand(blocks: np.ndarray, table: np.ndarray, first: int, count: int, multiply: bool) -> np.ndarray:
     both = blocks[:, None] * table[None, :] if multiply else blocks[:, None] + table[None, :]
-    return both.reshape(-1)[first % BLOCK : first % BLOCK + count]
+    found: np.ndarray = both.reshape(-1)[first % BLOCK : first % BLOCK + count]
+    return found
 
 
 def _blocks(first: int, count: int) -> np.ndarray:

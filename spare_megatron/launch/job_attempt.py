@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -127,9 +128,9 @@ class Life:
         ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
         error."""
         try:
-            hard = asyncio.create_task(self._stopped_hard.wait())
+            hard: asyncio.Future[Any] = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()
-            begun = asyncio.create_task(self._can_begin())
+            begun: asyncio.Future[Any] = asyncio.create_task(self._can_begin())
             await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
                 publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
@@ -138,7 +139,8 @@ class Life:
             self._client.beside(self._watch_directory())
             if stop_reason:
                 self.request_stop(stop_reason)
-            await asyncio.wait({self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {self._exit, self._config_error, hard}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             hard.cancel()
             if self._config_error.done():
                 raise ConfigError(self._config_error.result())

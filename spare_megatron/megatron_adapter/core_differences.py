@@ -163,7 +163,7 @@ def taken_prediction_losses() -> list[Any]:
     a mean over the tokens of a microbatch; empty where none did. They are not in it any more. 0.18 renamed them."""
     from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 
-    noted = dict(MTPLossLoggingHelper.tracker)
+    noted: dict[str, Any] = dict(MTPLossLoggingHelper.tracker)
     MTPLossLoggingHelper.tracker.clear()
     return list(noted.get("loss_values", noted.get("values", ())))
 

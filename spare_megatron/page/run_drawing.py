@@ -9,13 +9,13 @@ from typing import Any
 from spare_megatron.config.plural import counted
 from spare_megatron.page.frame import Cell, Frame
 from spare_megatron.page.step_points import StepPoints
+from spare_megatron.watch.durations import duration
 from spare_megatron.watch.job_picture import JobPicture
 from spare_megatron.watch.job_texts import (
     SHOWN_S,
     back_text,
     clock,
     cost_text,
-    duration,
     effective_text,
     happenings,
     parts_shown,

@@ -31,7 +31,6 @@ class TrialCounts:
 
     failures: int = 0
     """Deaths of live groups while the job trained."""
-    failures_in_restart: int = 0
     masked: int = 0
     wipe_outs: int = 0
     soft_wipe_outs: int = 0
@@ -230,7 +229,6 @@ class PolicyTrial:
                     continue
                 if at <= ready[group]:
                     ready[group] = at + self.cluster.restart_s
-                    self.tally.failures_in_restart += 1
                 else:
                     self.held.append(group)
         self.now_s = float(ready.max())

@@ -67,7 +67,8 @@ class ReplicationEngine(_SavesBySteps):
 
     def _step(self) -> bool:
         self._repair()
-        cluster, dead = self.cluster, []
+        cluster = self.cluster
+        dead: list[int] = []
         layer_s = cluster.compute_s * self.slowest()
         for _ in range(self.layers):
             dead += self._poll_one(self.now_s, not dead)
@@ -134,7 +135,8 @@ class SpareEngine(_SavesBySteps):
         super()._recover()
 
     def _step(self) -> bool:
-        cluster, dead = self.cluster, []
+        cluster = self.cluster
+        dead: list[int] = []
         layer_s = cluster.compute_s * self.slowest()
         work = 0
         while work < self.depth:

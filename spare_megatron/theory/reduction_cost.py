@@ -16,8 +16,8 @@ g: bytes of an element of a microbatch's gradient, 2 (bf16) or 4 (fp32). How a g
 ``epilogue``
     A GEMM, not written, whose epilogue rounds what is in registers: the last one of a piece reads and writes a.
 
-Bytes of the GEMM pass while it computes, if it has tokens enough (:func:`hidden_tokens`); those of separate kernels do
-not. Kernels never reach the published bandwidth, so their times are lower bounds.
+Bytes of the GEMM pass while it computes, if it has tokens enough; those of separate kernels do not. Kernels never reach
+the published bandwidth, so their times are lower bounds.
 
 Sources. Memory bandwidth and dense bf16 FLOP/s: NVIDIA's data sheets of H100 SXM (3.35 TB/s) and H200 SXM (4.8 TB/s),
 both 1,979 TFLOP/s with sparsity and half without, and of HGX B200 (8 TB/s, 2.25 PFLOP/s). Network: one ConnectX-7 of
@@ -28,13 +28,10 @@ Nothing here was measured on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 FLOPS_PER_TOKEN = 6.0
 """Forward and backward pass, per parameter."""
-WEIGHT_GRADIENT_FLOPS = 2.0
-"""The part of them in weight-gradient GEMMs."""
 UTILISATION = 0.4
 """Share of the dense bf16 FLOP/s that a step reaches."""
 TOKENS = 4096
@@ -43,8 +40,6 @@ ACCUMULATOR_BYTES = {"exact": 8, "exact32": 4}
 """Value of ``--spare-reduce`` -> a. ``exact32`` has 16 bytes more for each 1024 parameters."""
 RESULT_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 4, "exact32": 4}
 """Bytes of the sum over groups; exact ones are converted to fp32 where they are complete. plain: megatron-core's."""
-WIRE_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 6, "exact32": 4}
-"""Bytes that travel, twice: as sums until they are complete, then as results. Their mean."""
 WAYS = ("separate", "fused", "epilogue")
 CPU_SHARES = {"exact": 0.003, "exact32": 0.01}
 """On a CPU, measured: what exact sums add to the CPU time of a microbatch of ``CPU_TOKENS`` tokens at C = 1, over it.
@@ -118,11 +113,6 @@ def kernels_s(gpu: Gpu, moved: MovedBytes) -> float:
     return moved.kernels / gpu.memory_bytes_per_s
 
 
-def hidden_tokens(gpu: Gpu, gemm_bytes: float) -> float:
-    """From so many tokens on, a weight-gradient GEMM at full speed computes for longer than it moves these bytes."""
-    return gemm_bytes / gpu.memory_bytes_per_s * gpu.flops / WEIGHT_GRADIENT_FLOPS
-
-
 def exact_share(
     device: str,
     mode: str,
@@ -179,66 +169,3 @@ def per_step(mode: str) -> dict[str, float]:
         "optimizer": 16 + 12 + 2,
         "digest of the weights": 0 if a is None else 2,
     }
-
-
-def wire_s(wire_bytes: float, num_groups: int, bytes_per_s: float = 50e9) -> float:
-    """Seconds per parameter of a ring all-reduce over N groups: each rank sends 2 (N - 1) / N times the bytes."""
-    return 2 * (num_groups - 1) / num_groups * wire_bytes / bytes_per_s
-
-
-# -------------------------------------------------------------------------------------------- tables of the documents
-
-SHOWN = (
-    *(("plain", 1, way) for way in ("separate", "fused")),
-    *(("exact", c, "separate") for c in (1, 2, 4, 8)),
-    *(("exact32", c, "separate") for c in (1, 4)),
-    *(("exact", c, "fused") for c in (2, 4, 8)),
-    ("exact32", 4, "fused"),
-    ("exact", 1, "epilogue"),
-    ("exact32", 1, "epilogue"),
-)
-"""(mode, C, way) of the table's rows."""
-
-
-def traffic_table() -> str:
-    """Per parameter and microbatch, with gradients of 2 / 4 bytes: bytes, picoseconds, and their share of the computing
-    of ``TOKENS`` tokens, as Markdown."""
-    lines = [
-        "| sums, C | way | bytes of the GEMM | of kernels | " + " | ".join(gpu.name for gpu in GPUS.values()) + " |",
-        "|---" * (4 + len(GPUS)) + "|",
-    ]
-    for mode, c, way in SHOWN:
-        both = [traffic(mode, c, gradient_bytes, way) for gradient_bytes in (2, 4)]
-        name = "fp32, bf16, plain" if mode == "plain" else f"{mode}, {c}"
-        cells = [_pair(f"{moved.gemm:g}" for moved in both), _pair(f"{moved.kernels:g}" for moved in both)]
-        for gpu in GPUS.values():
-            times = [kernels_s(gpu, moved) for moved in both]
-            shares = _pair(f"{100 * time / compute_s(gpu):.1f}" for time in times)
-            cells.append(f"{_pair(f'{time * 1e12:.1f}' for time in times)} ps, {shares}%")
-        lines.append(_row(f"{name} | {way}", cells))
-    return "\n".join(lines)
-
-
-def _pair(values: Iterable[str]) -> str:
-    """'2 / 4'; only '2' where both are the same."""
-    return " / ".join(dict.fromkeys(values))
-
-
-def step_table() -> str:
-    """Bytes that are moved once in a step, and their picoseconds, as Markdown."""
-    modes = ("plain", "fp32", "bf16", "exact", "exact32")
-    lines = ["| bytes per parameter and step | " + " | ".join(modes) + " |", "|---" * (1 + len(modes)) + "|"]
-    parts = {mode: per_step(mode) for mode in modes}
-    lines += [_row(part, (f"{parts[mode][part]:g}" for mode in modes)) for part in parts["plain"]]
-    totals = {mode: sum(parts[mode].values()) for mode in modes}
-    lines.append(_row("together", (f"{total:g}" for total in totals.values())))
-    for gpu in GPUS.values():
-        times = (f"{total / gpu.memory_bytes_per_s * 1e12:.0f} ps" for total in totals.values())
-        lines.append(_row(f"on {gpu.name}", times))
-    wires = (f"{wire_s(WIRE_BYTES[mode], 1000) * 1e12:.0f} ps" for mode in modes)
-    lines.append(_row("400 Gb/s, N = 1000", wires))
-    return "\n".join(lines)
-
-
-def _row(name: str, cells: Iterable[str]) -> str:
-    return f"| {name} | " + " | ".join(cells) + " |"

@@ -29,11 +29,11 @@ def attention_size(args: Namespace) -> float:
             query = args.q_lora_rank * (hidden + heads * key + 1)
         latent = args.kv_lora_rank * (hidden + heads * (args.qk_head_dim + value) + 1)
         projections = query + latent + hidden * args.qk_pos_emb_head_dim + hidden * heads * value
-        return projections + length * heads * (key + value) / 2
+        return float(projections + length * heads * (key + value) / 2)
     groups = args.num_query_groups if args.group_query_attention else heads
     query = args.kv_channels * heads
     gate = query if args.attention_output_gate else 0
-    return hidden * (query + 2 * args.kv_channels * groups + gate + query) + length * query
+    return float(hidden * (query + 2 * args.kv_channels * groups + gate + query) + length * query)
 
 
 def mamba_size(args: Namespace) -> float:
@@ -41,7 +41,7 @@ def mamba_size(args: Namespace) -> float:
     hidden, inner, state = args.hidden_size, 2 * args.hidden_size, args.mamba_state_dim
     heads = args.mamba_num_heads or inner // args.mamba_head_dim
     projected = 2 * inner + 2 * args.mamba_num_groups * state + heads
-    return hidden * (projected + inner) + 3.5 * inner * state
+    return float(hidden * (projected + inner) + 3.5 * inner * state)
 
 
 def gated_size(args: Namespace) -> float:
@@ -50,7 +50,8 @@ def gated_size(args: Namespace) -> float:
     heads = args.linear_num_value_heads
     values = args.linear_value_head_dim * heads
     projected = args.hidden_size * (2 * keys + 3 * values + 2 * heads)
-    return projected + args.linear_conv_kernel_dim * (2 * keys + values) + 4 * heads * args.linear_value_head_dim**2
+    convolved = args.linear_conv_kernel_dim * (2 * keys + values)
+    return float(projected + convolved + 4 * heads * args.linear_value_head_dim**2)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def feed_forward_size(args: Namespace) -> float:
     products = 3 if args.swiglu or args.quick_geglu else 2
     counts = layer_counts(args)
     sparse = counts.sparse
-    dense = counts.dense * args.hidden_size * args.ffn_hidden_size * products
+    dense = float(counts.dense * args.hidden_size * args.ffn_hidden_size * products)
     if not sparse:
         return dense
     routed = args.moe_ffn_hidden_size * args.moe_router_topk * products
@@ -95,7 +96,7 @@ def feed_forward_size(args: Namespace) -> float:
     else:
         each = args.moe_latent_size * routed + 2 * args.hidden_size * args.moe_latent_size
     each += args.hidden_size * (args.moe_shared_expert_intermediate_size or 0) * products
-    return dense + sparse * each
+    return dense + float(sparse * each)
 
 
 def flops_per_step(args: Namespace) -> float:

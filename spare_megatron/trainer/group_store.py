@@ -131,7 +131,7 @@ class StoreClient:
         return read_exactly(self._sock, size, "it")
 
 
-class GroupStore(dist.Store):
+class GroupStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stubs lack it
     """The store for torch's process groups."""
 
     def __init__(self, client: StoreClient) -> None:

@@ -148,10 +148,14 @@ def run_megatron_job(
             _pass_on_deprecations(RunDirectory(place.run_dir))
         append_progress(job, "Starting job")
     needed = start.batches(job).consumed_before(job.train_iters + 1)
-    train_samples, *others = sample_counts(job.train_iters, args)
+    train_samples, valid_samples, test_samples = sample_counts(job.train_iters, args)
     datasets = build_datasets(
         datasets_provider,
-        (max(train_samples, needed), *others),  # a schedule's last step may go beyond --train-samples
+        (
+            max(train_samples, needed),
+            valid_samples,
+            test_samples,
+        ),  # a schedule's last step may go beyond --train-samples
         args,
         files,
         leads=place.is_leader,

@@ -78,7 +78,11 @@ def record_memory(path: Path, interval: int) -> Callable[[int], None]:
     if not torch.cuda.is_available():
         log.warning("--record-memory-history records CUDA allocations, and there is no CUDA: nothing is written")
         return lambda _step: None
-    torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=100_000, trace_alloc_record_context=True)
+    torch.cuda.memory._record_memory_history(
+        True,  # type: ignore[arg-type]  # the older form of its arguments
+        trace_alloc_max_entries=100_000,
+        trace_alloc_record_context=True,
+    )
 
     def write(step: int) -> None:
         if step % interval == 0:

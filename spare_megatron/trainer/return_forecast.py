@@ -86,7 +86,7 @@ def _share_of_largest_stage(ns: Namespace, stages: int) -> float:
     given = [one for one in ends if one is not None]
     between = stages - len(given)
     even = math.ceil((ns.num_layers - sum(given)) / between) if between else 0
-    return max([even, *given]) / float(ns.num_layers)
+    return float(max([even, *given]) / ns.num_layers)
 
 
 def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:

@@ -83,8 +83,6 @@ class StepTimes:
     rebuild_s: float = 0.0
     reduce_s: float = 0.0
     """The time of the reduction that was committed."""
-    commit_s: float = 0.0
-    """The time between the end of the reduction and the commit."""
     attempts: int = 0
     joined: int = 0
     """Pieces of lost groups that were computed in a pipeline that ran when they came."""
@@ -388,9 +386,7 @@ class StepRunner:
         assert outcome is not None, f"step {step} was committed without a vote of this rank"
         assert outcome.ok, f"step {step} was committed although this rank's reduction failed: {outcome.error}"
         assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
-        committed_s = self.clock()
-        times.commit_s = committed_s - attempt.ended_s
-        self.parts.note("vote", attempt.ended_s, committed_s)
+        self.parts.note("vote", attempt.ended_s, self.clock())
         self.inject("apply", step, 0)
         return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, view.leave, view.save)
 

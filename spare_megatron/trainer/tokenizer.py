@@ -22,7 +22,7 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
     tensor = args.tensor_model_parallel_size
     if args.padded_vocab_size is None:
         return padded(vocab_size + args.vocab_extra_ids, args.make_vocab_size_divisible_by, tensor)
-    said = args.padded_vocab_size
+    said = int(args.padded_vocab_size)
     usual = padded(vocab_size, args.make_vocab_size_divisible_by, tensor)
     if said < vocab_size or said % tensor:
         raise ConfigError(

@@ -160,6 +160,10 @@ class Landing:
         """The number of the present chunk."""
         self._open: list[tuple[TensorSpan, torch.Tensor]] = []
         """What the present chunk is of each tensor, with the memory in which it arrives."""
+        self._next = 0
+        """Of the open memory, the part that is being filled."""
+        self._filled = 0
+        """Bytes of it."""
         self._open_chunk()
 
     @property
@@ -187,7 +191,7 @@ class Landing:
         """Go on with the next chunk where the present one is right; false where it must come again."""
         if digest([memory for _, memory in self._open]) != checksum:
             self.reached = self._first
-            self._next = self._filled = 0
+            self._next, self._filled = 0, 0
             return False
         self._unload()
         self.chunk += 1

@@ -40,7 +40,7 @@ def perfetto_trace(timeline: JobTimeline) -> bytes:
     for name, slices in found.items():
         for packet in _packets(slices, ids[name]):
             trace.packet.append(packet)
-    return trace.SerializeToString()
+    return bytes(trace.SerializeToString())
 
 
 def _packets(slices: list[TraceSlice], track: int) -> Iterator[pb.TracePacket]:

@@ -94,7 +94,7 @@ def _is_long(rest_s: float, usual_s: float) -> bool:
 def _late_s(line: Mapping[str, Any], slowest_s: float) -> float:
     """For how long the median group waited for the last one to come to the sum, beyond what that one computed longer;
     and the first vote for the last one."""
-    return max(0.0, line["reduce_median_s"] - line["reduce_least_s"] - slowest_s) + float(line["votes_s"])
+    return max(0.0, float(line["reduce_median_s"] - line["reduce_least_s"]) - slowest_s) + float(line["votes_s"])
 
 
 def _owner(at: StepCircumstances) -> str:

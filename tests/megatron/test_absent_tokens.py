@@ -46,7 +46,7 @@ def test_append_eod_without_an_end_token_is_refused(
     words += ["--workers", workers]
     assert command.main([*words, "--append-eod"]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("tools/preprocess_data.py: --append-eod needs an end-of-document token, but ")
+    assert said[-1].startswith("spare-preprocess: --append-eod needs an end-of-document token, but ")
     assert str(tmp_path) in said[-1]
     assert f"--tokenizer-type {kind}Tokenizer" in said[-1]
     assert "leave the flag out" in said[-1]

@@ -33,11 +33,27 @@ def test_every_field_of_megatron_core_that_its_command_line_has_is_a_flag_or_ref
     assert len(rows) > 90
 
 
+def config_types() -> dict[str, type]:
+    """megatron-core's dataclasses whose fields settings name."""
+    from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+    install_cpu_shims()
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
+
+    return {
+        "transformer": TransformerConfig,
+        "mla_transformer": MLATransformerConfig,
+        "optimizer": OptimizerConfig,
+        "ddp": DistributedDataParallelConfig,
+    }
+
+
 def test_words_of_settings_become_objects_that_megatron_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_machine", lambda _: None)  # a config needs no transformer-engine to be built
     from spare_megatron.megatron_adapter.core_differences import transformer_fields
     from spare_megatron.megatron_adapter.model.config_objects import with_objects
-    from spare_megatron.megatron_adapter.model.settings import config_types
 
     types = config_types()
     for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):

@@ -44,7 +44,6 @@ def worker(rank: int, store: Any, _: Any) -> dict[str, Any]:
         "evaluation": evaluation,
         "progress": progress,
         "joiner": joiner,
-        "snapshot": snapshot,
         "skipped": skipped,
         "providers": providers,
     }
@@ -153,26 +152,6 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
         return {"own": own, "digest": weights_digest(engine.replica)}
 
 
-def snapshot(rank: int, store: Any) -> dict[str, Any]:
-    """A snapshot after step 1 put back after step 3: steps 2 and 3 again."""
-    from spare_megatron.megatron_adapter.model.state_snapshot import put_back, take, weights_digest
-
-    segments = [list(range(8))]
-    with Group(one_group(pipeline=2), rank, store) as engine:
-        alone(engine, 1, segments)
-        taken, before = take(engine.replica), weights_digest(engine.replica)
-        first = [alone(engine, step, segments) for step in (2, 3)]
-        after = weights_digest(engine.replica)
-        put_back(engine.replica, taken)
-        restored = weights_digest(engine.replica)
-        again = [alone(engine, step, segments) for step in (2, 3)]
-        return {
-            "digests": [before, after, restored, weights_digest(engine.replica)],
-            "losses": [[report["loss"] for report in run] for run in (first, again)],
-            "lr": [[report["lr"] for report in run] for run in (first, again)],
-        }
-
-
 def skipped(rank: int, store: Any) -> list[dict[str, Any]]:
     """fp16 with a loss scale that overflows at first."""
     from tests.megatron import toy
@@ -276,15 +255,6 @@ def test_group_without_pieces_reports_zeros_under_the_same_names(results: list[A
     assert set(empty["own"]) == set(holder["own"]) == {"tokens", "lm loss/sum", "lm loss/count"}
     assert not any(empty["own"].values())
     assert empty["digest"] == holder["digest"]
-
-
-def test_snapshot_restores_the_state_bit_for_bit(results: list[Any]) -> None:
-    for rank in (0, 1):
-        taken = results[rank]["snapshot"]
-        before, after, restored, again = taken["digests"]
-        assert before == restored != after == again
-        assert taken["losses"][0] == taken["losses"][1]
-        assert taken["lr"][0] == taken["lr"][1]
 
 
 def test_overflow_skips_the_step_on_every_rank(results: list[Any]) -> None:

@@ -114,7 +114,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert run(path, *words.split()) == 2
     error = capsys.readouterr().err
     assert sentence in error
-    assert [line for line in error.splitlines() if "preprocess_data.py: " in line] == [error.splitlines()[-1]]
+    assert [line for line in error.splitlines() if "spare-preprocess: " in line] == [error.splitlines()[-1]]
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -20,7 +20,7 @@ from spare_megatron.megatron_adapter.versions import release
 from tests.process.harness import Job, launch
 
 DATA = Path(__file__).parents[1] / "data"
-SCRIPT = DATA / "users_pretrain_gpt.py"
+SCRIPT = DATA.parents[1] / "examples" / "own_script" / "pretrain_own.py"
 STEPS = 6
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "32", "--num-attention-heads", "4", "--seq-length", "16"),

@@ -14,7 +14,7 @@ from spare_megatron.control.group_aggregation import joined_digests
 from spare_megatron.controller.messages import SendView, Vote
 from spare_megatron.controller.view import View
 from spare_megatron.coordinator.journal import Record, read
-from spare_megatron.sim.replay import follow
+from tests.process.followed import follow
 from tests.process.harness import Job
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of

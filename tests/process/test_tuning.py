@@ -10,12 +10,12 @@ import pytest
 from spare_megatron.checkpoint.folder import damage, iterations
 from spare_megatron.config.exits import PLANNED
 from spare_megatron.controller.messages import StopRequested, Tuned
-from spare_megatron.coordinator.job_tuning import decided_again
 from spare_megatron.coordinator.journal import read
-from spare_megatron.sim.replay import follow
 from spare_megatron.trainer.saved_choice import FILE
+from tests.process.followed import follow
 from tests.process.harness import launch, toy_digests
 from tests.process.returning import calm_weights
+from tests.pure.decided_again import decided_again
 
 pytestmark = pytest.mark.timeout(300)
 STEPS, PIECES = 24, 2

@@ -16,12 +16,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-HISTORY, GENERATED = "docs/log.md", "docs/flags.md"
+HISTORY, GENERATED = "docs/log.md", ("docs/flags.md", "docs/api.md")
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 TWO_GROUPS, FOUR_GROUPS = "PP2 x 2 groups, K=8", "1 x 4 groups, K=8"
 """Cases of the benchmarks of a step."""
 SMALL = {"shape": "PP2 x 4", "hidden": 128}
-"""The job whose failures README tells of."""
+"""The job whose masked failures README shows."""
 
 
 @dataclass(frozen=True)

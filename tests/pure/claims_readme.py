@@ -1,4 +1,4 @@
-"""The figures of README.md."""
+"""The figures of README.md and docs/measurements.md."""
 
 from __future__ import annotations
 
@@ -7,18 +7,48 @@ from collections.abc import Iterator
 
 from tests.pure.claim import FOUR_GROUPS, RESULTS, SMALL, TWO_GROUPS, Claim, Figure, Results
 
+MEASURED = "docs/measurements.md"
+
 
 def readme() -> Iterator[Claim]:
-    masked = Results("masked_failure.json")
-    rest = "all_but_patch_and_reduce_s"
+    """The few of README.md's section on why."""
+    masked, back = Results("masked_failure.json"), Results("recovery.json")
     yield Claim("README.md", "A masked failure takes {} s from", (masked("median_s", part="total_s", **SMALL),))
+    yield Claim("README.md", "group computes pieces again {} s after", (back("median_s", part="whole again"),))
+    kept = Results("goodput.json")
+    systems = ("spare_megatron", "torchrun", "torchft")
     yield Claim(
         "README.md",
+        "With one seeded schedule of {} kills in {} minutes, the next new step comes after {} s (median); after {} s "
+        "with torchrun and checkpoints at their best interval; after {} s with torchft. In all, that is {}, {} and {} "
+        "steps a second",
+        (
+            *(kept.config(key) for key in ("kills", "minutes")),
+            *(kept(key, system=system) for key in ("next_new_step_s", "steps_per_s") for system in systems),
+        ),
+    )
+    step = Results("step_overhead_avx2.json")
+    yield Claim(
+        "README.md",
+        "A step without failures takes {} times as long as with plain megatron-core with fp32 sums, and {} to {} times",
+        (
+            step("ratio", reduce="fp32", case=TWO_GROUPS, against="plain"),
+            *(step("ratio", reduce="exact", case=case, against="plain") for case in (TWO_GROUPS, FOUR_GROUPS)),
+        ),
+    )
+
+
+def measurements() -> Iterator[Claim]:
+    masked = Results("masked_failure.json")
+    rest = "all_but_patch_and_reduce_s"
+    yield Claim(MEASURED, "A masked failure takes {} s from", (masked("median_s", part="total_s", **SMALL),))
+    yield Claim(
+        MEASURED,
         "Without the patch and the reduction that is {} s, and {} s at most",
         (masked("median_s", part=rest, **SMALL), masked("max_s", part=rest, **SMALL)),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "In two runs of {} minutes each the small torch model (6 groups of 2) had {} faults and {} returns in {} "
         "steps, in two of {} minutes each a Megatron job (3 groups of PP2) {} and {} in {} steps",
         (*_soaked("soak_toy_11.json", "soak_toy_12.json"), *_soaked("soak_megatron_13.json", "soak_megatron_14.json")),
@@ -26,19 +56,19 @@ def readme() -> Iterator[Claim]:
     back = Results("recovery.json")
     start = sum(back("median_s", part=part).value for part in ("imports and flags", "world"))
     yield Claim(
-        "README.md",
+        MEASURED,
         "computes pieces again {} s after the signal, the median of ten kills; the others commit their step after {} s",
         (back("median_s", part="whole again"), back("median_s", part="next commit")),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "{} s are the start of its processes, {} s the transfer",
         (back.of(start, "imports and world"), back("median_s", part="transfer")),
     )
     kept = Results("goodput.json")
     systems = ("spare_megatron", "torchrun", "torchft")
     yield Claim(
-        "README.md",
+        MEASURED,
         "one seeded schedule of {} kills in {} minutes). From a kill to the next new step it takes {} s (median), "
         "{} s where torchrun starts plain megatron-core again from checkpoints at their best interval, and {} s with "
         "torchft",
@@ -48,19 +78,19 @@ def readme() -> Iterator[Claim]:
         ),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "Useful steps per second are {}, {} and {} of each",
         tuple(kept("ratio", system=system) for system in systems),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "In all they are {}, {} and {} steps a second",
         tuple(kept("steps_per_s", system=system) for system in systems),
     )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))
     yield Claim(
-        "README.md",
+        MEASURED,
         "A step with fp32 sums takes {} times as long as one of plain megatron-core data parallelism on the same ranks "
         "(PP2 x 2 groups, steps of {} s) and {} times (1 x 4 groups, {} s); in CPU time, {} and {}.",
         tuple(
@@ -72,7 +102,7 @@ def readme() -> Iterator[Claim]:
         ),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "where plain has one as well it is {} and {} of its CPU time.",
         tuple(
             step("cpu_ratio", case=case, reduce="fp32", against="plain, one gloo device")
@@ -80,18 +110,18 @@ def readme() -> Iterator[Claim]:
         ),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "With exact sums it takes {} and {} times as long; in CPU time, {} and {}; and",
         tuple(step(key, reduce="exact", **case) for key in ("ratio", "cpu_ratio") for case in (two, four)),
     )
     yield Claim(
-        "README.md",
+        MEASURED,
         "and with pieces of 4 microbatches {} and {} times; in CPU time, {} and {}.",
         tuple(step(key, reduce="exact, C=4", **case) for key in ("ratio", "cpu_ratio") for case in (two, four)),
     )
-    yield Claim("README.md", "turns of {} steps, {} rounds", (step.config("steps"), step.config("rounds")))
+    yield Claim(MEASURED, "turns of {} steps, {} rounds", (step.config("steps"), step.config("rounds")))
     yield Claim(
-        "README.md",
+        MEASURED,
         "another of its kind came out at {} and {} of its CPU time",
         tuple(step("cpu_ratio", reduce="fp32 again", case=case) for case in (TWO_GROUPS, FOUR_GROUPS)),
     )

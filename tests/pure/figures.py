@@ -13,7 +13,7 @@ from tests.pure.claim import ROOT, Claim, pattern, shown
 from tests.pure.claims_design import design, journal
 from tests.pure.claims_exact import exact_cost, exact_errors
 from tests.pure.claims_operation import looking_on, operation, relief, returns, watching
-from tests.pure.claims_readme import demo, readme
+from tests.pure.claims_readme import demo, measurements, readme
 from tests.pure.claims_simulator import adoption, simulator_rest, simulator_table
 from tests.pure.claims_theory import theory
 
@@ -21,6 +21,7 @@ from tests.pure.claims_theory import theory
 def claims() -> Iterator[Claim]:
     """All of them, in the order of the pages."""
     yield from readme()
+    yield from measurements()
     yield from demo()
     yield from operation()
     yield from design()

@@ -241,10 +241,7 @@ def test_the_newest_good_iteration_counts_or_the_one_asked_for(tmp_path: Path) -
 
 def test_older_files_and_damaged_ones_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "old" / "iter_0000001" / "mp_rank_00").mkdir(parents=True)
-    assert (
-        "holds mp_rank files; python tools/checkpoint/convert.py --model-type GPT --loader core --saver core"
-        in refusal(tmp_path / "old")
-    )
+    assert "holds mp_rank files; spare-convert --model-type GPT --loader core --saver core" in refusal(tmp_path / "old")
     directory = tmp_path / "bad" / "iter_0000001"
     write_common(directory, b"\x80\x04.")
     assert f"{directory / 'common.pt'} cannot be read: " in refusal(tmp_path / "bad")
@@ -374,7 +371,7 @@ def test_a_checkpoint_of_the_older_format_is_refused_with_the_command_that_conve
     assert any(note.startswith("--ckpt-format torch: checkpoints are written in mega") for note in job.notes)
     (load / "iter_0000005").mkdir(parents=True)
     (load / "iter_0000009" / "mp_rank_00").mkdir(parents=True)
-    command = f"python tools/checkpoint/convert.py .* --load-dir {load} --save-dir {load}-torch_dist makes it loadable"
+    command = f"spare-convert .* --load-dir {load} --save-dir {load}-torch_dist makes it loadable"
     with pytest.raises(ConfigError, match=f"^--load {load}: {load}/iter_0000009 holds mp_rank files; {command}"):
         parse_job(words)
     with pytest.raises(ConfigError, match=command):

@@ -1,4 +1,4 @@
-"""README.md and docs/ name files, headings, packages and commands that are there."""
+"""The pages name files, headings, packages and commands that are there."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.trainer.job_arguments import parse_job
+from tests.pure import api_page
 from tests.pure.claim import HISTORY, PAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "spare_megatron"
 BASES = (ROOT, PACKAGE, ROOT / "docs", ROOT / "benchmarks" / "results")
-"""Paths in pages are below one of these."""
+"""Paths in pages are below one of these, or the page's own folder."""
+ALL_PAGES = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PARTY_NOTICES.md", "examples/README.md")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:cpp|cu|h|json|md|png|proto|py|sbatch|sh|toml|txt))")
 MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
@@ -43,16 +45,19 @@ OF_A_JOB = {
 OF_A_USER = {"pretrain_own.py"}
 
 
-def _there(path: str) -> bool:
-    return any((base / path).exists() for base in BASES)
+def _there(path: str, page: str) -> bool:
+    return any((base / path).exists() for base in (*BASES, (ROOT / page).parent))
 
 
 def _is_module(name: str) -> bool:
-    """Also a name of a module; anything that does not begin with a package of ours."""
+    """Also a name of a module or of a package; anything that does not begin with a package of ours."""
     package, *rest = name.removeprefix("spare_megatron.").split(".")
     if not rest or not (PACKAGE / package).is_dir():
-        return not name.startswith("spare_megatron.") or (PACKAGE / package).exists()
-    return any((PACKAGE / package / rest[0]).with_suffix(suffix).exists() for suffix in ("", ".py"))
+        there = (PACKAGE / package).exists() or package in (PACKAGE / "__init__.py").read_text()
+        return there or not name.startswith("spare_megatron.")
+    here = PACKAGE / package
+    modules = any((here / rest[0]).with_suffix(suffix).exists() for suffix in ("", ".py"))
+    return modules or rest[0] in re.findall(r"\w+", (here / "__init__.py").read_text())
 
 
 def _anchors(page: Path) -> set[str]:
@@ -61,7 +66,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ALL_PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     here = ROOT / page
     wrong = []
@@ -75,13 +80,13 @@ def test_every_link_leads_somewhere(page: str) -> None:
     assert not wrong, f"{page} links to what is not there: {wrong}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != HISTORY])
+@pytest.mark.parametrize("page", [page for page in ALL_PAGES if page != HISTORY])
 def test_every_path_is_there(page: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)
     words = {word.strip(",;:") for code in re.findall(r"`([^`\n]+)`", text) for word in code.split()}
     paths = {word.removeprefix("./") for word in words if PATH.fullmatch(word.removeprefix("./"))}
     folders = tuple(name for name in OF_A_JOB if name.endswith("/"))
-    missing = {path for path in paths if not _there(path)} - OF_A_USER
+    missing = {path for path in paths if not _there(path, page)} - OF_A_USER
     missing = {path for path in missing if Path(path).name not in OF_A_JOB and not path.startswith(folders)}
     missing |= {word for word in words - OF_A_JOB if MODULE.fullmatch(word) and not _is_module(word)}
     assert not missing, f"{page} names what is not there: {sorted(missing)}"
@@ -92,13 +97,32 @@ def test_the_walk_goes_through_many_files() -> None:
     assert len(set(re.findall(r"`([\w/]+(?:\.py|/))`", text))) > 40
 
 
-def test_readme_has_a_line_for_every_page() -> None:
-    index = (ROOT / "README.md").read_text().partition("## Documentation")[2]
-    assert {f"docs/{name}" for name in re.findall(r"\]\(docs/([\w.]+)\) \|", index)} == set(PAGES) - {"README.md"}
+def test_the_index_has_a_line_for_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert {f"docs/{name}" for name in re.findall(r"^\| \[[\w.]+\]\(([\w.]+)\) \|", index, re.MULTILINE)} == set(
+        PAGES
+    ) - {"README.md", "docs/index.md"}
 
 
-def test_every_package_has_a_row_in_the_readme() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_glossary_gives_the_word_of_three_projects() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|(.+)\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    words = [word for word, cells in rows if len(cells.split(" | ")) == 4 and all(cells.split(" | "))]
+    assert len(words) == len(rows)
+    words = {word.partition(" (")[0] for word in words}
+    assert words >= {"piece", "shard", "host", "group", "position", "epoch", "incarnation", "learner", "offer"}
+    assert words >= {"patch", "wipe-out", "ticket", "fencing"}
+
+
+def test_the_api_page_is_current() -> None:
+    assert api_page.PAGE.read_text() == api_page.text(), "run python -m tests.pure.api_page"
+
+
+def test_every_package_has_a_row_in_the_architecture() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
     table = text[text.index("| package | |") :].split("\n\n")[0]
     words = {
         word for cell in re.findall(r"^\| (.+?) \|", table, re.MULTILINE) for word in re.findall(r"`([\w.]+)`", cell)
@@ -140,7 +164,7 @@ def test_the_quick_start_trains_on_the_data_that_it_prepares() -> None:
     start = (ROOT / "README.md").read_text().partition("## Quick start on real data")[2]
     commands = start.split("```")[1].replace("\\\n", " ").splitlines()
     launch = next(line.split() for line in commands if line.startswith("spare-launch"))
-    prepare = next(shlex.split(line) for line in commands if "preprocess_data.py" in line)
+    prepare = next(shlex.split(line) for line in commands if line.startswith("spare-preprocess"))
     prefix = prepare[prepare.index("--output-prefix") + 1]
     assert launch[launch.index("--data-path") + 1] == f"{prefix}_text_document"
     assert "--save" in launch

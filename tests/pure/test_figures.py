@@ -64,7 +64,11 @@ def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like
 MACHINES = {
     "page.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon without GPU,"),
     "watched_job.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(on an Intel Xeon, `benchmarks/"),
-    "step_overhead_avx2.json": ("Intel(R) Xeon(R) Processor", "README.md", "two cores of an Intel Xeon that used AVX2"),
+    "step_overhead_avx2.json": (
+        "Intel(R) Xeon(R) Processor",
+        "docs/measurements.md",
+        "Xeon that used AVX2 only;",
+    ),
     "step_lines.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "step_lines.json`, the Intel Xeon:"),
     "checksum_cost.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost.json`, the Intel Xeon,"),
     "checksum_cost32.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost32.json`, there too)"),
@@ -78,7 +82,7 @@ MACHINES = {
 
 
 def test_the_results_name_the_machine_that_the_pages_name() -> None:
-    """README says so once for all of its figures, other pages where they have timings."""
+    """docs/measurements.md says so once for all of its figures, other pages where they have timings."""
     used = {
         source for claim in CLAIMS for figure in claim.figures for source in re.findall(r"[\w.]+\.json", figure.source)
     }
@@ -86,8 +90,8 @@ def test_the_results_name_the_machine_that_the_pages_name() -> None:
     for source, (name, page, words) in MACHINES.items():
         assert (found.pop(source)["cpu"], words in (ROOT / page).read_text()) == (name, True), source
     machines = {(one["cpu"], one["cores"], tuple(one.get("gpus", ()))) for one in found.values()}
-    assert machines == {("AMD EPYC", 2, ())}, "README's section on what was measured names the machine"
-    assert "**Measured** on two cores of an AMD EPYC, without GPU" in (ROOT / "README.md").read_text()
+    assert machines == {("AMD EPYC", 2, ())}, "docs/measurements.md names the machine"
+    assert "**Measured** on two cores of an AMD EPYC, without GPU" in (ROOT / "docs" / "measurements.md").read_text()
 
 
 # Figures without a results file. A heading stands for its whole section, other words for themselves. A reason says why
@@ -261,7 +265,7 @@ def _section(text: str, heading: str) -> tuple[int, int]:
     return start, following.start() if following else len(text)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in (HISTORY, GENERATED)])
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in (HISTORY, *GENERATED)])
 def test_no_figure_is_there_without_a_file_or_a_reason(page: str) -> None:
     whole = text = (ROOT / page).read_text()
     for claim in CLAIMS:

@@ -12,17 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.cli import convert
-from spare_megatron.data.preprocess import command, merge
+import spare_megatron
+from spare_megatron.data.preprocess import merge
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAINS = {name: importlib.import_module(place.partition(":")[0]).main for name, place in PROJECT["scripts"].items()}
-MAINS |= {
-    "tools/preprocess_data.py": command.main,
-    "tools/merge_datasets.py": merge.main,
-    "tools/checkpoint/convert.py": convert.main,
-}
+MAINS["tools/merge_datasets.py"] = merge.main
 SCRIPTS = ("pretrain_gpt.py", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tools").rglob("*.py")))
 
 
@@ -46,7 +42,12 @@ def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeyp
     with pytest.raises(SystemExit) as ended:
         MAINS[name](["--version"])
     assert ended.value.code == 0
-    assert re.fullmatch(rf"{re.escape(name)} \(spare_megatron \S.*\)\n", capsys.readouterr().out)
+    assert capsys.readouterr().out == f"{name} (spare_megatron {spare_megatron.__version__})\n"
+
+
+def test_the_version_has_one_place_and_is_in_the_changelog() -> None:
+    assert "version" not in PROJECT
+    assert f"\n## {spare_megatron.__version__} (" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

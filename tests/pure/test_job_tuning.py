@@ -25,8 +25,9 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Tuned,
 )
-from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning, decided_again
+from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning
 from spare_megatron.tuner.at_start import Measured, at_start, restart_pays, without_progress
+from tests.pure.decided_again import decided_again
 
 SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")
 WISHES = Tuning(save_interval=True, mtbf_gpu_hours=2.0, group_size=2, can_restart=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.pipeline.operations import Backward, Exchange, Forward, Operation, Transfer
 from spare_megatron.pipeline.programs import ForwardOnly, Interleaved, OneForwardOneBackward, Program, run
-from spare_megatron.pipeline.rehearsal import DeadlockError, MismatchError, finish_times, most_in_flight, work_of
+from tests.pure.rehearsal import DeadlockError, MismatchError, finish_times, most_in_flight, work_of
 
 Kind = Callable[[int, int], Program]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.theory import reduction_cost as cost
+from tests.pure import cost_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "exact_reduction.md"
 
@@ -53,7 +54,11 @@ def test_the_issue_s_figures() -> None:
     assert cost.kernels_s(gpu, cost.MovedBytes(4, 4 + 16)) == pytest.approx(6e-12, rel=0.01)
     assert cost.traffic("exact", 1, 4, "separate") == cost.traffic("fp32", 1, 4, "separate") == cost.MovedBytes(4, 12)
     assert cost.compute_s(gpu, 4096, 0.7) == pytest.approx(35.5e-12, rel=0.01)
-    assert cost.wire_s(8, 1000) == pytest.approx(2 * cost.wire_s(4, 1000)) == pytest.approx(320e-12, rel=0.01)
+    assert (
+        cost_tables.wire_s(8, 1000)
+        == pytest.approx(2 * cost_tables.wire_s(4, 1000))
+        == pytest.approx(320e-12, rel=0.01)
+    )
 
 
 def test_the_share_falls_with_tokens_and_with_c() -> None:
@@ -85,12 +90,12 @@ def test_a_job_s_device_and_its_shard() -> None:
 
 def test_the_page_has_the_tables() -> None:
     text = PAGE.read_text()
-    for table in (cost.traffic_table(), cost.step_table()):
+    for table in (cost_tables.traffic_table(), cost_tables.step_table()):
         assert table in text, f"docs/exact_reduction.md lacks:\n{table}"
     section = text.partition("## A roofline for GPUs")[2].partition("\n## ")[0]
-    hidden = [f"{cost.hidden_tokens(gpu, 16):,.0f} ({gpu.name})" for gpu in cost.GPUS.values()]
+    hidden = [f"{cost_tables.hidden_tokens(gpu, 16):,.0f} ({gpu.name})" for gpu in cost.GPUS.values()]
     computing = [f"{cost.compute_s(gpu) * 1e12:.1f} ps ({gpu.name})" for gpu in cost.GPUS.values()]
-    wires = [f"{cost.wire_s(width, 1000) * 1e12:.0f} ps with {width}" for width in (8, 6, 4)]
+    wires = [f"{cost_tables.wire_s(width, 1000) * 1e12:.0f} ps with {width}" for width in (8, 6, 4)]
     step = [f"64 microbatches, which compute for {64e12 * cost.compute_s(cost.GPUS['h100']):,.0f} ps"]
     missing = [words for words in (*hidden, *computing, *wires, *step) if words not in section]
     assert not missing, f"docs/exact_reduction.md, A roofline for GPUs, lacks: {missing}"

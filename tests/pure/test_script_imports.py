@@ -13,7 +13,7 @@ from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.script_imports import SED, import_lines
 from spare_megatron.config.errors import ConfigError
 
-USERS = Path(__file__).parents[1] / "data" / "users_pretrain_gpt.py"
+USERS = Path(__file__).parents[2] / "examples" / "own_script" / "pretrain_own.py"
 
 
 @pytest.mark.parametrize(

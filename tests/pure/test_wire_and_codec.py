@@ -13,7 +13,7 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.control import control_pb2 as pb
 from spare_megatron.control import protobuf_codec
-from spare_megatron.control.generate import GENERATED, generated_text
+from spare_megatron.control.generate import GENERATED, generated_texts
 from spare_megatron.control.reports import Heartbeat, LastRank, LateRank, Reduced
 from spare_megatron.controller import codec
 from spare_megatron.controller.messages import (
@@ -92,8 +92,9 @@ actions = st.one_of(
 )
 
 
-def test_the_generated_module_is_current() -> None:
-    assert GENERATED.read_text() == generated_text(), "run python -m spare_megatron.control.generate"
+def test_the_generated_module_and_its_types_are_current() -> None:
+    texts = tuple(path.read_text() for path in GENERATED)
+    assert texts == generated_texts(), "run python -m spare_megatron.control.generate"
 
 
 @given(views)

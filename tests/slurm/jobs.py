@@ -35,7 +35,7 @@ ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL
 
 def edited(shipped: str, folder: Path, nodes: int, ranks: int, run_dir: Path, command: Sequence[str]) -> Path:
     """A shipped script with its five marked places changed; the command is what follows the run directory."""
-    text = (ROOT / "scripts" / "slurm" / shipped).read_text()
+    text = (ROOT / "examples" / "slurm" / shipped).read_text()
     option = "--lend" if shipped == "lend.sbatch" else "--run-dir"
     changes = {
         r"#SBATCH --nodes=\d+.*": f"#SBATCH --nodes={nodes}",

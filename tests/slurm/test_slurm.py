@@ -130,7 +130,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
     """Three groups of two nodes and a spare one. A group whose process dies is started again where it ran. When nothing
     is spare any more, a node of group 1 and one of group 2 die at once: the two that are left are one whole group."""
     words = until_told("--piece-s", "0.05", groups=3, size=2)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=7, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=7, ranks=1)
     job.until_step(4)
     before = job.ranks()
     assert sorted(before) == [0, 1, 2, 3, 4, 5]
@@ -202,7 +202,7 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
     """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
     words = until_told("--redundancy", "3", groups=3)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=4, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
     cluster.kill_node("n3")
@@ -223,7 +223,7 @@ def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, 
 @pytest.mark.full
 def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
     words = until_told("--redundancy", "2", "--spare-group-restart-pause-s", "0", groups=2)
-    job = submit(cluster, tmp_path, words, shipped="standby.sbatch", nodes=3, ranks=1)
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=3, ranks=1)
     job.until_step(2)
     for again in (1, 2, 3):
         os.kill(job.ranks()[1], signal.SIGKILL)

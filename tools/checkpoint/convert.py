@@ -1,4 +1,4 @@
-"""Convert checkpoints from one format to another; `--help` shows the flags (those of Megatron-LM's tool)."""
+"""``spare-convert`` under the name and path that it has in Megatron-LM."""
 
 from __future__ import annotations
 

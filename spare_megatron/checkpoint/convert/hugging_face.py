@@ -102,6 +102,10 @@ def write(
     return notes
 
 
+def _value_of(reader: _Parts, part: Mapping[str, tuple[Entry, Any, Any]], name: str) -> torch.Tensor:
+    return reader.value(name, part[name][0])
+
+
 def _write_parts(
     source: TensorSource, folder: Path, kind: str, rows: int, say: Callable[[Entry], None], part_bytes: int
 ) -> None:
@@ -112,7 +116,7 @@ def _write_parts(
         name = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
         reader = _Parts(source, kind, rows, say)
         sizes = {one: (dtype, size) for one, (_, dtype, size) in part.items()}
-        total += safetensors_file.write(folder / name, sizes, lambda one, r=reader, p=part: r.value(one, p[one][0]))
+        total += safetensors_file.write(folder / name, sizes, functools.partial(_value_of, reader, part))
         index |= dict.fromkeys(part, name)
     if len(parts) > 1:
         text = json.dumps({"metadata": {"total_size": total}, "weight_map": index}, indent=2)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from spare_megatron.checkpoint.convert.layout import Layout
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource
@@ -128,7 +128,7 @@ def write(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         try:
-            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+            save({}, storage_writer=writer, planner=planner, no_dist=True)
         except CheckpointException as error:  # torch's wrapping of what happened, which is no Exception
             raise next(iter(error.failures.values()))[0] from None
     common = {

@@ -1,4 +1,4 @@
-"""The preprocess command: tokenizes the text of each document and writes data files in megatron-core's format.
+"""spare-preprocess tokenizes the text of each document and writes data files in megatron-core's format.
 
 The command line is that of Megatron-LM's ``tools/preprocess_data.py``. The pair of files of a key appears when it is
 complete, ``PREFIX_KEY_document.bin`` first and ``.idx`` last, so an interrupted run leaves no pair that looks whole;
@@ -31,13 +31,13 @@ from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.specs import docs_of, specs_of
 from spare_megatron.flags.supported import nearest_of
 
-PROGRAM = "tools/preprocess_data.py"
+PROGRAM = "spare-preprocess"
 EXAMPLE = """examples:
-  python tools/preprocess_data.py --input corpus.jsonl --output-prefix corpus --append-eod --workers 4 \\
+  spare-preprocess --input corpus.jsonl --output-prefix corpus --append-eod --workers 4 \\
     --tokenizer-type SentencePieceTokenizer --tokenizer-model tokenizer.model
 writes corpus_text_document.bin and corpus_text_document.idx; train with --data-path corpus_text_document
 
-  python tools/preprocess_data.py --input 'shards/*.jsonl.zst' more.parquet --output-prefix corpus --append-eod \\
+  spare-preprocess --input 'shards/*.jsonl.zst' more.parquet --output-prefix corpus --append-eod \\
     --workers 16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIRECTORY_WITH_tokenizer.json
 reads several files of several kinds, one after the other
 
@@ -88,7 +88,7 @@ def parse(words: Sequence[str]) -> Namespace:
     """The namespace of a command line, or ConfigError."""
     parser = Parser(
         prog=PROGRAM,
-        usage=f"python {PROGRAM} FLAGS...",
+        usage=f"{PROGRAM} FLAGS...",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -95,7 +95,7 @@ class Encoder:
             raise ConfigError(f"{where} is not UTF-8: {error.reason} at byte {error.start}; convert the file") from None
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{where} is not JSON: {error}; give one object per line") from None
-        found: dict[str, list[str]] = {}
+        found: dict[str, list[Any]] = {}
         for key in self.keys:
             text = document.get(key) if isinstance(document, dict) else None
             found[key] = text if isinstance(text, list) else [text]

@@ -115,7 +115,15 @@ class TorchDistShare:
         for key, byte_items, tensor_items in self.buckets:
             with create(key) as stream:
                 for item, data in [*byte_items, *tensor_items]:
-                    results.append(_write_item(transforms, stream, data, item, key, SerializationFormat.TORCH_SAVE))
+                    written = _write_item(
+                        transforms,
+                        stream,  # type: ignore[arg-type]
+                        data,
+                        item,
+                        key,
+                        SerializationFormat.TORCH_SAVE,
+                    )
+                    results.append(written)
         return json.dumps([_plain(one) for one in results]).encode()
 
     def finish(self, create: FileOpener, reports: Sequence[bytes]) -> None:

@@ -319,7 +319,8 @@ def _modules(replica: Replica) -> list[tuple[str, torch.nn.Module]]:
 
 def _sharded_state(replica: Replica, content: dict[str, Any], *, is_loading: bool, optimizer: bool) -> dict[str, Any]:
     state: dict[str, Any] = {
-        name: module.sharded_state_dict(metadata=dict(content)) for name, module in _modules(replica)
+        name: module.sharded_state_dict(metadata=dict(content))  # type: ignore[operator]
+        for name, module in _modules(replica)
     }
     if optimizer:
         state["optimizer"] = replica.optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=content)

@@ -166,7 +166,7 @@ def _load_array(file: Any, *args: Any, **options: Any) -> Any:
 
 def install() -> None:
     """Change the four places of the module's description in this process."""
-    if torch.load is _load:
+    if torch.load is _load:  # type: ignore[comparison-overlap]
         return
     FileSystemReader.read_metadata = _read_metadata  # type: ignore[method-assign]
     torch.load = _load

@@ -69,4 +69,4 @@ def _hugging_face(library: Any) -> EncodeMany | None:
     def encode(texts: list[str]) -> list[list[int]]:
         return [found.ids for found in backend.encode_batch(texts, add_special_tokens=special)]
 
-    return (None if special else of_hugging_face(backend, encode)) or encode
+    return (None if special else of_hugging_face(backend, encode)) or encode  # type: ignore[return-value]

@@ -107,7 +107,7 @@ class ExactGradients:
             _key(slot.name, parameter, world) for slot, parameter in zip(self._slots, self._numbers, strict=True)
         ]
         terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
-        self.format = kind(self._slots, terms, unit_bits, device)
+        self.format = kind(self._slots, terms, unit_bits, device)  # type: ignore[call-arg]
         self._optimizer = replica.optimizer
         self._head = replica.head
         set_norm(replica.optimizer, self._gradient_norm)

@@ -40,7 +40,7 @@ def global_names(chunks: Sequence[torch.nn.Module]) -> list[dict[str, str]]:
 
 def parameter_names(chunks: Sequence[torch.nn.Module]) -> dict[torch.nn.Parameter, str]:
     """The name in the whole model of each parameter of a rank's chunks."""
-    found = {}
+    found: dict[torch.nn.Parameter, str] = {}
     for chunk, names in zip(chunks, global_names(chunks), strict=True):
         found |= {parameter: names[name] for name, parameter in unwrapped(chunk).named_parameters()}
     return found
@@ -48,7 +48,7 @@ def parameter_names(chunks: Sequence[torch.nn.Module]) -> dict[torch.nn.Paramete
 
 def _numbered(model: torch.nn.Module) -> dict[str, str]:
     """Path of each layer in the chunk -> its path with its number in the model, from 0."""
-    found = {}
+    found: dict[str, str] = {}
     for path, module in model.named_modules():
         parent, _, last = path.rpartition(".")
         number = getattr(module, "layer_number", None)

@@ -49,7 +49,8 @@ class CpuRngStatesTracker(core_random.CudaRNGStatesTracker):
         """Inside, use the state ``name``; afterwards the state that was current before is used again."""
         if name not in self.states_:
             raise ValueError(f"rng state {name} is not added")
-        outer_name, outer_state = self._current_state_name, torch.get_rng_state()
+        outer_name: str = self._current_state_name  # type: ignore[has-type]
+        outer_state = torch.get_rng_state()
         torch.set_rng_state(self.states_[name])
         self._current_state_name = name
         try:

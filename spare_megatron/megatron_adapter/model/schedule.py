@@ -354,7 +354,7 @@ def _restore(saved: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 def routing_counts(model: torch.nn.Module) -> list[torch.Tensor]:
     """Tokens per expert since the last update, of each router of ``model`` that balances by an expert bias."""
-    found = []
+    found: list[Any] = []
     for module in model.modules():
         if getattr(module, "expert_bias", None) is not None:
             found.append(module.local_tokens_per_expert)

@@ -1,7 +1,7 @@
 """The settings from which a model, its optimizer and its schedule are built, with megatron-core's names.
 
 :class:`MegatronSettings` has plain values, so that it can be made from flags, hashed into a job's fingerprint and
-written into a checkpoint. Its mappings name fields of megatron-core's dataclasses, which :func:`config_types` returns.
+written into a checkpoint. Its mappings name fields of megatron-core's dataclasses.
 
 May assume nothing. Promises: importing this module imports neither torch nor megatron.
 """
@@ -78,23 +78,6 @@ def splits_optimizer(settings: MegatronSettings, shape: JobShape) -> bool:
     """Whether megatron-core's distributed optimizer splits a group's optimizer state over its inner data and context
     ranks: when the flags ask for it and there is more than one of these ranks."""
     return bool(settings.optimizer.get("use_distributed_optimizer")) and shape.inner_data * shape.context > 1
-
-
-def config_types() -> dict[str, type]:
-    """megatron-core's dataclasses that settings name fields of (imports megatron-core)."""
-    from spare_megatron.megatron_adapter.shims import install_cpu_shims
-
-    install_cpu_shims()
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
-
-    return {
-        "transformer": TransformerConfig,
-        "mla_transformer": MLATransformerConfig,
-        "optimizer": OptimizerConfig,
-        "ddp": DistributedDataParallelConfig,
-    }
 
 
 def uses_local_layers(settings: MegatronSettings) -> bool:

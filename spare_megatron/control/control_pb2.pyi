@@ -741,3 +741,136 @@ class DrainAnswer(_message.Message):
     refusal: str
     groups: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AgentReport(_message.Message):
+    __slots__ = ("lent", "found", "checked", "ended", "leaves")
+    LENT_FIELD_NUMBER: _ClassVar[int]
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    LEAVES_FIELD_NUMBER: _ClassVar[int]
+    lent: LentNode
+    found: PathsFound
+    checked: NodeChecked
+    ended: RanksEnded
+    leaves: NodeLeaves
+    def __init__(self, lent: _Optional[_Union[LentNode, _Mapping]] = ..., found: _Optional[_Union[PathsFound, _Mapping]] = ..., checked: _Optional[_Union[NodeChecked, _Mapping]] = ..., ended: _Optional[_Union[RanksEnded, _Mapping]] = ..., leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ...) -> None: ...
+
+class LentNode(_message.Message):
+    __slots__ = ("name", "places", "versions", "gpus")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    places: int
+    versions: str
+    gpus: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., places: _Optional[int] = ..., versions: _Optional[str] = ..., gpus: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PathsFound(_message.Message):
+    __slots__ = ("missing",)
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    missing: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, missing: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class NodeChecked(_message.Message):
+    __slots__ = ("number", "kind", "sentence")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    kind: str
+    sentence: str
+    def __init__(self, number: _Optional[int] = ..., kind: _Optional[str] = ..., sentence: _Optional[str] = ...) -> None: ...
+
+class RanksEnded(_message.Message):
+    __slots__ = ("group", "incarnation", "status")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    incarnation: int
+    status: int
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., status: _Optional[int] = ...) -> None: ...
+
+class NodeLeaves(_message.Message):
+    __slots__ = ("why",)
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    why: str
+    def __init__(self, why: _Optional[str] = ...) -> None: ...
+
+class AgentOrder(_message.Message):
+    __slots__ = ("needed", "check", "start", "kill", "end")
+    NEEDED_FIELD_NUMBER: _ClassVar[int]
+    CHECK_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    needed: NeededPaths
+    check: CheckNode
+    start: StartRanks
+    kill: KillRanks
+    end: AgentEnd
+    def __init__(self, needed: _Optional[_Union[NeededPaths, _Mapping]] = ..., check: _Optional[_Union[CheckNode, _Mapping]] = ..., start: _Optional[_Union[StartRanks, _Mapping]] = ..., kill: _Optional[_Union[KillRanks, _Mapping]] = ..., end: _Optional[_Union[AgentEnd, _Mapping]] = ...) -> None: ...
+
+class NeededPaths(_message.Message):
+    __slots__ = ("directory", "paths")
+    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    directory: str
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, directory: _Optional[str] = ..., paths: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CheckNode(_message.Message):
+    __slots__ = ("number", "group", "command")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    COMMAND_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    group: int
+    command: str
+    def __init__(self, number: _Optional[int] = ..., group: _Optional[int] = ..., command: _Optional[str] = ...) -> None: ...
+
+class RankPlace(_message.Message):
+    __slots__ = ("position", "local_rank", "log")
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOG_FIELD_NUMBER: _ClassVar[int]
+    position: int
+    local_rank: int
+    log: str
+    def __init__(self, position: _Optional[int] = ..., local_rank: _Optional[int] = ..., log: _Optional[str] = ...) -> None: ...
+
+class StartRanks(_message.Message):
+    __slots__ = ("group", "incarnation", "words", "environ", "ranks")
+    class EnvironEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRON_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    incarnation: int
+    words: _containers.RepeatedScalarFieldContainer[str]
+    environ: _containers.ScalarMap[str, str]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankPlace]
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., words: _Optional[_Iterable[str]] = ..., environ: _Optional[_Mapping[str, str]] = ..., ranks: _Optional[_Iterable[_Union[RankPlace, _Mapping]]] = ...) -> None: ...
+
+class KillRanks(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AgentEnd(_message.Message):
+    __slots__ = ("sentence", "refused")
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    refused: bool
+    def __init__(self, sentence: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...

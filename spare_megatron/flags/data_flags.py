@@ -33,7 +33,7 @@ def resolve_data(ns: Namespace) -> None:
 
 def names_no_data(ns: Namespace) -> bool:
     """Whether ``--data-path`` is there without a word: a variable of the user's script was empty."""
-    return ns.data_path == []
+    return bool(ns.data_path == [])
 
 
 def resolve_names(ns: Namespace) -> None:

@@ -86,7 +86,8 @@ class LentNode:
         answer = self._checks[number] = asyncio.get_running_loop().create_future()
         self.order(pb.AgentOrder(check=pb.CheckNode(number=number, group=group, command=command)))
         try:
-            return await answer
+            fault: HealthFault | None = await answer
+            return fault
         finally:
             self._checks.pop(number, None)
 

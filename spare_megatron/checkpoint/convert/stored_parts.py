@@ -75,7 +75,7 @@ class StoredTensors:
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of a tensor."""
-        return self.tensors[name].properties.dtype  # type: ignore[no-any-return]
+        return self.tensors[name].properties.dtype
 
 
 class _Region(LoadPlanner):

@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "read by compiled code, or an outcome of it": ("other_type", "source_type", "NO_POLL", "SHORTAGE", "UNEVEN"),
     "read by a template": ("HEIGHT",),
     "read by name: results, flags, checkpoints": (
-        *("steps_recomputed", "allow_untested_core", "consumed_train_samples", "spare_vocabulary_ids"),
+        *("steps_recomputed", "allow_untested_core", "consumed_train_samples", "spare_vocabulary_ids", "expert_layers"),
     ),
     "imported by users' scripts, with Megatron's arguments": (
         *("__getattr__", "__dir__", "carry_state", "set_startup_timestamps"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +144,81 @@ def test_dropouts_are_those_of_the_config(kind: str) -> None:
     assert (shape.attention_dropout, shape.hidden_dropout) == (0.3, 0.2 if kind == "gpt2" else 0.0)
     written = config_of_shape(shape, config["model_type"], torch.float32)
     assert {key: written[key] for key in own} == own
+
+
+PUBLISHED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "Qwen3-30B-A3B": (
+        {"model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+         "hidden_size": 2048, "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48,
+         "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+         "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+         "sliding_window": None, "use_sliding_window": False, "vocab_size": 151936},
+        ("--num-experts 128", "--moe-ffn-hidden-size 768", "--qk-layernorm", "--rotary-base 1000000"),
+    ),
+    "DeepSeek-V2-Lite": (
+        {"model_type": "deepseek_v2", "attention_bias": False, "first_k_dense_replace": 1, "hidden_size": 2048,
+         "intermediate_size": 10944, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+         "moe_intermediate_size": 1408, "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 64,
+         "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts_per_tok": 6,
+         "num_hidden_layers": 27, "num_key_value_heads": 16, "q_lora_rank": None, "qk_nope_head_dim": 128,
+         "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 1.0,
+         "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+                          "original_max_position_embeddings": 4096, "type": "yarn"},
+         "scoring_func": "softmax", "topk_group": 1, "topk_method": "greedy", "v_head_dim": 128, "vocab_size": 102400},
+        ("--multi-latent-attention", "--moe-shared-expert-intermediate-size 2816", "--mscale 0.707"),
+    ),
+    "DeepSeek-V3 in bf16": (
+        {"model_type": "deepseek_v3", "attention_bias": False, "first_k_dense_replace": 3, "hidden_size": 7168,
+         "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 163840,
+         "moe_intermediate_size": 2048, "moe_layer_freq": 1, "n_group": 8, "n_routed_experts": 256,
+         "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 128, "num_experts_per_tok": 8,
+         "num_hidden_layers": 61, "num_key_value_heads": 128, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+         "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-06, "rope_theta": 10000,
+         "rope_scaling": {"beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
+                          "original_max_position_embeddings": 4096, "type": "yarn"},
+         "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_group": 4, "topk_method": "noaux_tc",
+         "v_head_dim": 128, "vocab_size": 129280},
+        ("--moe-router-num-groups 8 --moe-router-group-topk 4", "--mtp-num-layers 1", "--q-lora-rank 1536",
+         "--moe-router-enable-expert-bias", "--moe-router-topk-scaling-factor 2.5"),
+    ),
+    "GLM-4.5-Air": (
+        {"model_type": "glm4_moe", "attention_bias": True, "eos_token_id": [151329, 151336], "head_dim": 128,
+         "first_k_dense_replace": 1, "hidden_size": 4096, "intermediate_size": 10944,
+         "max_position_embeddings": 131072, "moe_intermediate_size": 1408, "n_group": 1, "n_routed_experts": 128,
+         "n_shared_experts": 1, "norm_topk_prob": True, "num_attention_heads": 96, "num_experts_per_tok": 8,
+         "num_hidden_layers": 46, "num_key_value_heads": 8, "num_nextn_predict_layers": 1,
+         "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 1000000,
+         "routed_scaling_factor": 1.0, "topk_group": 1, "use_qk_norm": False, "vocab_size": 151552},
+        ("--rotary-percent 0.5", "--add-qkv-bias", "--moe-router-score-function sigmoid"),
+    ),
+    "gpt-oss-20b in bf16": (
+        {"model_type": "gpt_oss", "attention_bias": True, "experts_per_token": 4, "head_dim": 64, "hidden_size": 2880,
+         "initial_context_length": 4096, "intermediate_size": 2880, "max_position_embeddings": 131072,
+         "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8,
+         "num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 150000, "router_aux_loss_coef": 0.9,
+         "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn", "truncate": False,
+                          "original_max_position_embeddings": 4096},
+         "layer_types": ["sliding_attention", "full_attention"] * 12, "sliding_window": 128, "swiglu_limit": 7.0,
+         "vocab_size": 201088},
+        ("--window-size 127,0", "--softmax-type learnable", "--quick-geglu", "--activation-func-clamp-value 7.0",
+         "--no-yarn-correction-range-round-to-int", "--rotary-scaling-factor 32.0"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_configs_of_published_models_are_taken(name: str) -> None:
+    from spare_megatron.checkpoint.convert.hf_config import shape_of_config
+    from spare_megatron.checkpoint.convert.model_args import flags_of_shape
+    from spare_megatron.trainer.job_arguments import parse_job
+
+    config, flags = PUBLISHED[name]
+    words = flags_of_shape(shape_of_config(config), torch.bfloat16)
+    for flag in flags:
+        assert f" {flag} " in f" {' '.join(words)} "
+    rest = "--mock-data --tokenizer-type NullTokenizer --vocab-size 9 --micro-batch-size 1 --train-iters 2 --lr 1e-3"
+    parse_job([*words, *rest.split(), "--seq-length", "4096", "--transformer-impl", "local"])
 
 
 def test_parts_of_a_large_model_have_an_index(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         "missing": ({name: model[name] for name in list(model)[1:]}, args, f"has no tensor {next(iter(model))}"),
         "argless": (model, {}, "was saved without args"),
     }
-    for name, (tensors, told, sentence) in cases.items():
-        write(tmp_path / name / "iter_0000007", tensors, told)
+    for name, (tensors, known, sentence) in cases.items():
+        write(tmp_path / name / "iter_0000007", tensors, known)
         words = ["--model-type", "GPT", "--saver", "core", "--load-dir", str(tmp_path / name)]
         capsys.readouterr()
         assert convert.main([*words, "--save-dir", str(tmp_path / "x")]) == 2

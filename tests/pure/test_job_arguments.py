@@ -205,6 +205,15 @@ def test_number_of_groups_from_each_launcher() -> None:
     assert shape({}, two + " --num-distributed-optimizer-instances 4").num_groups == 4
 
 
+def test_what_a_shim_makes_run_needs_transformer_engine_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, biased = job_of("--num-experts 2")
+    _, latent = job_of("--multi-latent-attention")
+    assert not [*check.engine_only(biased), *check.engine_only(latent)]
+    monkeypatch.setattr(check, "has_cuda", lambda: True)
+    assert list(check.engine_only(biased)) == [("--num-experts with biases", "add --disable-bias-linear")]
+    assert [why for why, _ in check.engine_only(latent)] == ["--multi-latent-attention"]
+
+
 def test_inner_data_ranks() -> None:
     experts = "--num-experts 4 --disable-bias-linear --expert-model-parallel-size 2"
     assert shape(launched(2), experts).inner_data == 2

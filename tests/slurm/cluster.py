@@ -23,7 +23,7 @@ import psutil
 
 SBIN = "/usr/sbin:/usr/local/sbin"
 CPUS_PER_NODE = 8
-MESSAGE_S = 10
+MESSAGE_S = 5
 """MessageTimeout: how long slurmctld tries to reach a dead node; the round in which it asks the nodes lasts as long."""
 DEAD_AFTER_S = 3 * MESSAGE_S
 """SlurmdTimeout: silence after which slurmctld takes a node for down.

@@ -191,8 +191,8 @@ class Cluster:
         self._until("all nodes are idle", idle, seen)
 
     def clear(self) -> None:
-        """End all jobs at once, with their slurmstepd and with what those would have ended in their own time. Nodes that
-        a test has paused go on."""
+        """End all jobs at once, with their slurmstepd and with what those would have ended in their own time. Nodes
+        that a test has paused go on."""
         for daemon in self._daemons.values():
             daemon.send_signal(signal.SIGCONT)
         for job in self.jobs():

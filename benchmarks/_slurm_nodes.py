@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import signal
 import time
 from pathlib import Path
+
+import psutil
 
 from spare_megatron.control.group_aggregation import joined_digests
 from tests.process.returning import calm_pipeline, voted_in
@@ -93,7 +96,8 @@ class Schedule:
         """The nodes of each group that trains."""
         found: dict[str, set[str]] = {group: set() for group in live(self.job)}
         for task, pid in self.job.ranks().items():
-            found.get(str(task // SIZE), set()).add(node_of(pid))
+            with contextlib.suppress(psutil.NoSuchProcess):  # of a group that is lost
+                found.get(str(task // SIZE), set()).add(node_of(pid))
         return found
 
 

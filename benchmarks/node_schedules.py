@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._report import RESULTS, report
+from benchmarks._report import RESULTS, command, report, write
 from benchmarks._simulated_nodes import NodeJob
 from benchmarks._slurm_nodes import NODES, played
 from tests.slurm.cluster import Cluster
@@ -32,7 +32,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + args.schedules)
-    rows: list[dict[str, object]] = []
+    name, config = "node_schedules_slurm" if args.slurm else "node_schedules", {"schedules": args.schedules}
+    path, rows = args.out or RESULTS / f"{name}.json", list[dict[str, object]]()
     if args.slurm:
         with (
             tempfile.TemporaryDirectory(prefix="spare-slurm-") as folder,
@@ -42,11 +43,11 @@ def main() -> int:
                 cluster.until_idle()
                 rows.append({"seed": seed, **played(cluster, Path(folder) / str(seed), seed)})
                 cluster.clear()
+                write(path, name, command(), config, rows)
                 print(rows[-1], flush=True)
     else:
         rows = [{"seed": seed, **NodeJob(seed).play()} for seed in seeds]
-    name = "node_schedules_slurm" if args.slurm else "node_schedules"
-    report(name, {"schedules": args.schedules}, rows, args.out or RESULTS / f"{name}.json")
+    report(name, config, rows, path)
     wrong = [row for row in rows if row["live_at_end"] != row["live_possible"] or row["steps_with_other_weights"]]
     return bool(wrong)
 

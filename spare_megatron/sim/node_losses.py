@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from math import inf, log
+from math import ceil, inf, log
 
 import numpy as np
 from numpy.random import Generator
@@ -130,8 +130,10 @@ def lost_share(figures: NodeFigures, spares: int, salvage: bool, seed: int, days
 
 
 def trials_for(figures: NodeFigures) -> int:
-    """As many trials as take some seconds: larger jobs have more losses in each."""
-    return max(3, min(20, 1500 // (figures.groups * figures.nodes_per_group)))
+    """As many trials as have some 1500 interruptions together, at most 200: repairs are so unlike that the mean is then
+    known to 5%."""
+    each = 24 * DAYS * figures.groups * figures.nodes_per_group / figures.mtbf_h
+    return max(3, min(200, ceil(1500 / each)))
 
 
 def mean_lost_share(figures: NodeFigures, spares: int, salvage: bool, trials: int, days: float = DAYS) -> float:

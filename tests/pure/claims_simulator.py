@@ -23,6 +23,25 @@ def adoption() -> Iterator[Claim]:
     yield Claim(page, "lost groups better: {}, {} and {} with", tuple(ratio(200, r, 0, None) for r in (3, 5, 9)))
 
 
+def spare_nodes() -> Iterator[Claim]:
+    lost = Results("spare_nodes.json")
+
+    def of(groups: int, size: int, spares: int, key: str = "lost_percent") -> Figure:
+        return lost(key, groups=groups, gpus_per_group=size, spare_nodes=spares)
+
+    def three(groups: int, size: int, spares: int) -> tuple[Figure, ...]:
+        without = of(groups, size, 0, "without_salvage_percent")
+        return of(groups, size, 0), without, of(groups, size, spares)
+
+    yield Claim(
+        "docs/choosing_redundancy.md",
+        "16 groups of 128 GPUs lose {}% of their time without a spare node ({}% without salvage) and {}% with two; "
+        "4 groups of 512 lose {}% ({}%), and {}% with two; 32 groups of 512 lose {}% ({}%), and {}% with eight "
+        "(`benchmarks/results/spare_nodes.json`; spare-simulate, with steps and commits, finds {}% for the first)",
+        (*three(16, 128, 2), *three(4, 512, 2), *three(32, 512, 8), of(16, 128, 0, "simulated_lost_percent")),
+    )
+
+
 def simulator_table() -> Iterator[Claim]:
     page = "docs/simulator.md"
     table = Results("reproduce_spare.json")

@@ -14,7 +14,7 @@ from tests.pure.claims_design import design, journal
 from tests.pure.claims_exact import exact_cost, exact_errors
 from tests.pure.claims_operation import looking_on, operation, relief, returns, watching
 from tests.pure.claims_readme import demo, measurements, readme
-from tests.pure.claims_simulator import adoption, simulator_rest, simulator_table
+from tests.pure.claims_simulator import adoption, simulator_rest, simulator_table, spare_nodes
 from tests.pure.claims_theory import theory
 
 
@@ -33,6 +33,7 @@ def claims() -> Iterator[Claim]:
     yield from exact_errors()
     yield from exact_cost()
     yield from adoption()
+    yield from spare_nodes()
     yield from simulator_table()
     yield from simulator_rest()
     yield from theory()

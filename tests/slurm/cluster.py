@@ -23,6 +23,8 @@ import psutil
 
 SBIN = "/usr/sbin:/usr/local/sbin"
 CPUS_PER_NODE = 8
+UNTIL_S = 60.0
+"""How long daemons and nodes have to be ready."""
 MESSAGE_S = 10
 """MessageTimeout: how long slurmctld tries to reach a dead node; the round in which it asks the nodes lasts as long."""
 DEAD_AFTER_S = 3 * MESSAGE_S
@@ -63,7 +65,7 @@ SwitchType=switch/none
 ReturnToService=2
 MessageTimeout={message_s}
 SlurmdTimeout={dead_after_s}
-KillWait=10
+KillWait=3
 MinJobAge=300
 InactiveLimit=0
 MailProg=/bin/true
@@ -178,15 +180,25 @@ class Cluster:
         for node in self.nodes:
             if node not in self._daemons:
                 self.start_node(node)
-        self._until("all nodes are idle", lambda: all(self.state(node) == "idle" for node in self.nodes))
+        began_s, seen = time.monotonic(), list[str]()
+
+        def idle() -> bool:
+            states = [self.state(node) for node in self.nodes]
+            if not seen or not seen[-1].endswith(f": {states}"):
+                seen.append(f"{time.monotonic() - began_s:.1f} s: {states}")
+            return set(states) == {"idle"}
+
+        self._until("all nodes are idle", idle, seen)
 
     def clear(self) -> None:
-        """End all jobs, and what a dead node's slurmstepd would have ended; nodes that a test has paused go on."""
+        """End all jobs at once, with their slurmstepd and with what those would have ended in their own time. Nodes
+        that a test has paused go on."""
         for daemon in self._daemons.values():
             daemon.send_signal(signal.SIGCONT)
         for job in self.jobs():
             self.call("scancel", job)
-        for process in self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ):
+        left = self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ)
+        for process in [*left, *self._step_daemons()]:
             _signal(process, signal.SIGKILL)
 
     def state(self, node: str) -> str:
@@ -233,8 +245,9 @@ class Cluster:
                 [path, *words[1:]], env=self.environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
             )
 
-    def _until(self, what: str, true: Callable[[], bool], timeout_s: float = 60.0) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def _until(self, what: str, true: Callable[[], bool], seen: Sequence[str] = ()) -> None:
+        """Poll until ``true()``; AssertionError with what was ``seen`` meanwhile, and the logs, where it takes long."""
+        deadline_s = time.monotonic() + UNTIL_S
         while True:
             with contextlib.suppress(AssertionError):
                 if true():
@@ -242,8 +255,8 @@ class Cluster:
             dead = [name for name, daemon in self._daemons.items() if daemon.poll() is not None]
             outputs = "\n".join(path.read_text(errors="replace")[-1500:] for path in sorted(self.folder.glob("*.out")))
             assert not dead, f"{dead} ended before {what}\n{outputs}\n{self.log()}"
-            assert time.monotonic() < deadline_s, (
-                f"not within {timeout_s:g} s: {what}\n{self.states()}\n{outputs}\n{self.log()}"
+            assert time.monotonic() < deadline_s, "\n".join(
+                [f"not within {UNTIL_S:g} s: {what}", *seen, self.states(), outputs, self.log()]
             )
             time.sleep(0.1)
 

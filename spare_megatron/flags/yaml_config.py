@@ -167,7 +167,8 @@ def _field(path: Path, name: str, value: Any) -> list[str]:
     """The words for a field of megatron-core that no flag sets: none; ConfigError where it is not its default."""
     fields = {row["field"]: row["default"] for row in core_table()["fields"]}
     if name not in fields:
-        raise ConfigError(f"{path}: there is no setting {name}{nearest_of(name, [*megatron_table(), *fields])}")
+        shown = name if name.isidentifier() else repr(name)
+        raise ConfigError(f"{path}: there is no setting {shown}{nearest_of(name, [*megatron_table(), *fields])}")
     if value != fields[name]:
         raise ConfigError(
             f"{path}: {name} {value!r} is not supported: no flag sets it; leave it out or use {fields[name]!r}"

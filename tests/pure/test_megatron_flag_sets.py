@@ -120,6 +120,7 @@ def test_a_yaml_file_stands_for_flags_and_flags_beside_it_win(tmp_path: Path) ->
     ("change", "sentence"),
     [
         (("hidden_size: ${WIDTH}", "hidden_sise: 64"), "there is no setting hidden_sise; did you mean hidden_size"),
+        (("bf16: True", '"a\\nb": 1'), r"there is no setting 'a\\nb'"),
         (("bf16: True", "bf16: 1"), "bf16 is 1, but takes true or false"),
         (("swiglu", "tanh"), "activation_func 'tanh' is not supported; use one of swiglu"),
         (

@@ -58,7 +58,7 @@ def readable(symbol: str) -> str:
         name = subprocess.run(["c++filt", symbol], check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return symbol
-    return name.replace("(anonymous namespace)::", "").removeprefix("void ").split("(Spare")[0]
+    return name.replace("(anonymous namespace)::", "").removeprefix("void ").split("(Spare")[0].split("(Batch")[0]
 
 
 def main() -> None:

@@ -165,8 +165,9 @@ class Header:
             self.values.copy_(self._host, non_blocking=True)
 
     def read(self, groups: int) -> dict[str, float] | None:
-        """The summed scalars, or None when the groups do not agree on the digest. The sum is known to be complete."""
-        if self.values is not self._host:
+        """The summed scalars, or None when the groups do not agree on the digest. The sum is known to be complete; that
+        of one group is what it wrote."""
+        if self.values is not self._host and groups > 1:
             stream = _reading_stream(self.values.device)
             with torch.cuda.stream(stream):
                 self._host.copy_(self.values, non_blocking=True)

@@ -376,14 +376,23 @@ def digest(data: Digestible | Sequence[Digestible]) -> int:
     changes, but is no protection against intended ones."""
     parts = [_as_tensor(part) for part in ([data] if isinstance(data, Digestible) else data)]
     state = splitmix64(len(parts))
-    found = np.array([[part.nbytes, 0, 0] for part in parts], dtype=np.int64).reshape(-1, 3)
-    for device in dict.fromkeys(part.device for part in parts):  # one wait for each, in whatever order parts come
-        of_device = [number for number, part in enumerate(parts) if part.device == device]
-        sums = dispatch.kernels(device).digest_sums([parts[number] for number in of_device])
-        found[of_device, 1:] = sums.cpu().numpy()
-    for number in splitmix64_of(found.ravel()).tolist():
-        state = splitmix64(state ^ number)
+    if parts:
+        sizes = np.array([[part.nbytes] for part in parts])
+        for number in splitmix64_of(np.hstack([sizes, _digest_sums(parts)]).ravel()).tolist():
+            state = splitmix64(state ^ number)
     return state
+
+
+def _digest_sums(parts: Sequence[torch.Tensor]) -> np.ndarray:
+    """int64 [parts, 2]. Waits once for each device, in whatever order those of several come."""
+    device = parts[0].device
+    if all(part.device == device for part in parts):
+        return dispatch.kernels(device).digest_sums(parts).cpu().numpy()
+    sums = np.empty((len(parts), 2), dtype=np.int64)
+    for device in dict.fromkeys(part.device for part in parts):
+        there = [number for number, part in enumerate(parts) if part.device == device]
+        sums[there] = dispatch.kernels(device).digest_sums([parts[number] for number in there]).cpu().numpy()
+    return sums
 
 
 def largest(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -74,7 +74,6 @@ MACHINES = {
     "checksum_cost32.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost32.json`, there too)"),
     "reduce_kernels_avx2.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
     "reduce_kernels_avx512.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "thread, one Intel Xeon;"),
-    "cuda_registers.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "(by an nvcc on an Intel Xeon,"),
     "piece_size.json": ("Intel(R) Xeon(R) Processor", "docs/theory.md", "two seeds, on an Intel Xeon;"),
     "relief_model.json": ("Intel(R) Xeon(R) Processor", "docs/simulator.md", "run on an Intel Xeon"),
 }

@@ -179,10 +179,11 @@ def test_a_header_waits_for_its_own_stream_only(device: Device, monkeypatch: pyt
     header.write({"b": 3.0, "a": 2.0})
     assert (len(device.queued), device.waits) == (1, 0)
     assert header.read(1) == {"a": 2.0, "b": 3.0}
-    assert (len(streams), device.waits) == (1, 1)
-    with torch.no_grad():
-        header.values.mul_(2)
+    assert (len(streams), device.waits) == (0, 0)
+    device.run(1)  # and the exchange doubles what it has
+    header.values.mul_(2)
     assert header.read(2) == {"a": 4.0, "b": 6.0}
+    assert (len(streams), device.waits) == (1, 1)
     assert header.read(3) is None
 
 

@@ -264,7 +264,7 @@ def test_which_modules_are_preloaded(tmp_path: Path) -> None:
     assert search_path_of(command)[0] == str(tmp_path)
 
 
-@pytest.mark.parametrize("when", ["parent", "launcher", "both"])
+@pytest.mark.parametrize("when", ["parent", pytest.param("launcher", marks=pytest.mark.full), "both"])
 def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None:
     """The job goes on without its parent, and a lost group is back; without its launcher nothing is left."""
     steps = ("--steps", "60", "--piece-s", "0.02", "--spare-max-group-restarts", "3")

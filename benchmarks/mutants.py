@@ -31,13 +31,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "protocol": ("controller", ["explore/test_explore.py", "process/test_masking.py"]),
+    "protocol": ("controller", ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py"]),
     "worker": ("trainer", ["process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"]),
     "collectives": ("collectives", ["process/test_replica.py", "process/test_masking.py"]),
     "checkpoint": ("checkpoint", ["process/test_checkpoints.py", "megatron/test_convert.py"]),
     "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py"]),
 }
-"""Part -> (its package, the tests beside the pure ones)."""
+"""Part -> (its package, tests that run beside the pure ones which import the module)."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -150,7 +150,7 @@ def tests_of(tree: Path, mutant: Mutant, only_pure: bool) -> list[list[str]]:
     package, name = ".".join(module.parent.parts), module.name
     wanted = re.compile(rf"from {package}(\.{name} import| import ([^\n]*|\([^)]*)\b{name}\b)", re.DOTALL)
     pure = [path for path in sorted((tree / "tests" / "pure").glob("test_*.py")) if wanted.search(path.read_text())]
-    listed = [] if only_pure else [[tree / "tests" / path] for path in PARTS[mutant.part][1]]
+    listed = [[tree / "tests" / path] for path in PARTS[mutant.part][1] if path.startswith("pure") or not only_pure]
     return [[str(path.relative_to(tree)) for path in paths] for paths in (pure, *listed) if paths]
 
 
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=1, help="the number of the first one")
     parser.add_argument("--only", type=int, help="this one; 0: the code as it is, by each part's tests")
     parser.add_argument("--limit-s", type=int, default=90, help="seconds of CPU time for one run of pytest")
-    parser.add_argument("--pure", action="store_true", help="run the pure tests only")
+    parser.add_argument("--pure", action="store_true", help="run pure tests only")
     parser.add_argument("--list", action="store_true", help="print the list and run nothing")
     parser.add_argument("--json", type=Path, help="append a line for each mutant to this file")
     given = parser.parse_args()

@@ -1,13 +1,13 @@
 """Which small faults put into the code do the tests catch? A seeded list of mutants, one after the other.
 
-    python -m benchmarks.mutants --seed 45 --count 60 [--first N] [--only N] [--limit-s 90] [--json FILE]
+    python -m benchmarks.mutants --seed 45 --count 60 [--first N] [--only N] [--pure] [--limit-s 90] [--json FILE]
 
 Each mutant is one change at one place: a comparison with its neighbour, ``and`` for ``or``, ``+`` for ``-``, a number
 one larger, a truth value turned, a ``not`` or a whole statement left out. The places are drawn from five parts of the
 package in turn. A mutant runs in a copy of this checkout: first the pure tests that import the changed module, then
-each file of tests that is listed for its part, until one fails. A run that takes longer than the limit (seconds of
-clock) counts as caught too; that the code as it is passes the listed files within the limit, ``--only 0`` shows. A
-mutant that survives may be one that changes nothing which can be seen. Needs the compiled libraries of the checkout.
+each file of tests that is listed for its part, until one fails. A run that takes more CPU time than the limit counts as
+caught too; that the code as it is passes the listed files within the limit, ``--only 0`` shows. A mutant that survives
+may be one that changes nothing which can be seen. Needs the compiled libraries of the checkout.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,13 +31,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "protocol": ("controller", ["explore/test_explore.py", "process/test_masking.py"]),
+    "protocol": ("controller", ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py"]),
     "worker": ("trainer", ["process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"]),
     "collectives": ("collectives", ["process/test_replica.py", "process/test_masking.py"]),
     "checkpoint": ("checkpoint", ["process/test_checkpoints.py", "megatron/test_convert.py"]),
     "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py"]),
 }
-"""Part -> (its package, the tests beside the pure ones)."""
+"""Part -> (its package, tests that run beside the pure ones which import the module)."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -143,45 +144,42 @@ def drawn(seed: int, count: int) -> list[Mutant]:
     return [draw.choice(by_part[list(PARTS)[n % len(PARTS)]]) for n in range(count)]
 
 
-def tests_of(tree: Path, mutant: Mutant) -> list[list[str]]:
+def tests_of(tree: Path, mutant: Mutant, only_pure: bool) -> list[list[str]]:
     """The pure tests that import the mutant's module, then each file of its part."""
     module = Path(mutant.file).with_suffix("")
     package, name = ".".join(module.parent.parts), module.name
     wanted = re.compile(rf"from {package}(\.{name} import| import ([^\n]*|\([^)]*)\b{name}\b)", re.DOTALL)
     pure = [path for path in sorted((tree / "tests" / "pure").glob("test_*.py")) if wanted.search(path.read_text())]
-    listed = [[tree / "tests" / path] for path in PARTS[mutant.part][1]]
+    listed = [[tree / "tests" / path] for path in PARTS[mutant.part][1] if path.startswith("pure") or not only_pure]
     return [[str(path.relative_to(tree)) for path in paths] for paths in (pure, *listed) if paths]
 
 
-def outcome(tree: Path, tests: list[str], limit_s: float) -> str:
+def outcome(tree: Path, tests: list[str], limit_s: int) -> str:
     """'passed', or what was wrong: the last line of pytest, or the time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not full and not alone", "-p", "no:cacheprovider"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*command, *tests], cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        output, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)  # its fixtures end the jobs
-        try:
-            process.communicate(timeout=20.0)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-        return "timed out"
-    failed = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return "passed" if process.returncode == 0 else (failed or output.splitlines() or ["failed"])[-1][:160]
+    done = subprocess.run(
+        [*command, *tests],
+        cwd=tree,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s)),
+    )
+    if done.returncode < 0:
+        return f"ended by {signal.Signals(-done.returncode).name}: more than {limit_s} s of CPU time"
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "passed" if done.returncode == 0 else (failed or done.stdout.splitlines() or ["failed"])[-1][:160]
 
 
-def judged(tree: Path, mutant: Mutant, limit_s: float) -> str:
+def judged(tree: Path, mutant: Mutant, limit_s: int, only_pure: bool) -> str:
     """What the tests say of a mutant: 'survived', or what caught it."""
     path = tree / mutant.file
     kept = path.read_bytes()
     try:
         path.write_bytes(kept[: mutant.start] + mutant.text.encode() + kept[mutant.end :])
-        found = (outcome(tree, tests, limit_s) for tests in tests_of(tree, mutant))
+        found = (outcome(tree, tests, limit_s) for tests in tests_of(tree, mutant, only_pure))
         return next((one for one in found if one != "passed"), "survived")
     finally:
         path.write_bytes(kept)
@@ -194,7 +192,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=60, help="the length of the list")
     parser.add_argument("--first", type=int, default=1, help="the number of the first one")
     parser.add_argument("--only", type=int, help="this one; 0: the code as it is, by each part's tests")
-    parser.add_argument("--limit-s", type=float, default=90.0, help="seconds for one run of pytest")
+    parser.add_argument("--limit-s", type=int, default=90, help="seconds of CPU time for one run of pytest")
+    parser.add_argument("--pure", action="store_true", help="run pure tests only")
     parser.add_argument("--list", action="store_true", help="print the list and run nothing")
     parser.add_argument("--json", type=Path, help="append a line for each mutant to this file")
     given = parser.parse_args()
@@ -208,7 +207,7 @@ def main() -> None:
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", ".*_cache", "shared"))
         for number, mutant in numbered:
             began_s = time.monotonic()
-            said = "" if given.list else judged(tree, mutant, given.limit_s)
+            said = "" if given.list else judged(tree, mutant, given.limit_s, given.pure)
             print(f"{number} {mutant.part} {mutant.file}:{mutant.line} {mutant.text[:80]!r}: {said}", flush=True)
             if given.json:
                 line = {"number": number, **asdict(mutant), "said": said, "s": round(time.monotonic() - began_s, 1)}

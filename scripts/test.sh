@@ -38,11 +38,11 @@ else
   python -m pytest -m "not full and alone" "${timed[@]}" || code=$?
 fi
 
-checked=0
-wait "$types" || checked=$?
-cat "$log"
-if [ "$checked" != 0 ]; then
+if wait "$types"; then
+  echo "test.sh: types and layers are right"
+else
+  cat "$log"
   echo "test.sh: types or layers are wrong (above); pytest ended with $code" >&2
-  exit "$checked"
+  code=1
 fi
 exit "$code"

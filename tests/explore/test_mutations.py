@@ -283,6 +283,7 @@ def test_pieces_that_move_before_all_have_answered_and_without_an_epoch(monkeypa
     finds(SLOW, "no partition of the batch")
 
 
+@pytest.mark.full
 def test_an_ask_that_a_reconnected_group_is_not_told_again(monkeypatch: Patch) -> None:
     """Its answer is known already, and so it begins what it has given back."""
     real = State._view

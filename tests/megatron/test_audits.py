@@ -27,6 +27,11 @@ def test_a_wrong_gradient_is_found_and_leaves_no_trace(tmp_path: Path, dense: st
     assert "group 1 (rank 1) corrupt: its gradient of piece 6 in step 4 differs from that of groups 0 and 2" in said(
         job
     )
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_deaths_raise_no_false_alarm(tmp_path: Path, dense: str) -> None:
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
     job, killed = train(tmp_path / "killed", 3, (*DENSE, "--spare-audit-rate", "0.5"), *kills)
     assert killed == dense

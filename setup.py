@@ -128,7 +128,7 @@ SLOW = "several times slower"
 CUDA_LIBRARY = "spare_megatron.kernels._native_cuda"
 LIBRARIES = {
     "spare_megatron.kernels._native": (build_cpu, COMPILER, f"{IN_TORCH}, {SLOW}"),
-    "spare_megatron.controller._chains": (build_of("chains"), COMPILER, f"{IN_PYTHON}, {SLOW}"),
+    "spare_megatron.protocol._chains": (build_of("chains"), COMPILER, f"{IN_PYTHON}, {SLOW}"),
     "spare_megatron.collectives._ring": (
         build_of("ring"),
         COMPILER,

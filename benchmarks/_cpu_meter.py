@@ -30,14 +30,14 @@ WATCHING: Mapping[str, Mapping[str, str]] = {
         "Records.report": "metrics: lines, iteration line",
         "Records.write_ready": "metrics: lines, iteration line",
     },
-    "spare_megatron.observe.metrics": {
+    "spare_megatron.metrics.metrics": {
         "MetricsBook.figures": "metrics: figures of votes",
         "MetricsBook.seen": "metrics: figures of votes",
     },
     "spare_megatron.coordinator.job_events": {"JobEvents.observe": "events"},
-    "spare_megatron.control.session": {"Session.progress": DETECTION, "Session.report_step": "reports"},
-    "spare_megatron.control.rank_ledger": {"RankLedger.hear": DETECTION, "RankLedger.heartbeat": DETECTION},
-    "spare_megatron.control.group_aggregation": {"greatest": "figures of votes", "merge_reports": "reports"},
+    "spare_megatron.control_plane.session": {"Session.progress": DETECTION, "Session.report_step": "reports"},
+    "spare_megatron.control_plane.rank_ledger": {"RankLedger.hear": DETECTION, "RankLedger.heartbeat": DETECTION},
+    "spare_megatron.control_plane.group_aggregation": {"greatest": "figures of votes", "merge_reports": "reports"},
 }
 """Module -> function or method -> what it is counted for."""
 WRITES_S = 1.0

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS = 4

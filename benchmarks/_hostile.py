@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from spare_megatron.collectives.handshake import CONTROL, DATA, PROOF_BYTES, STATE, STORE, Call, Member, pack_call
 from spare_megatron.config.host_port import split_address
-from spare_megatron.control.channel import COORDINATOR, LEADER, TOKEN_KEY
+from spare_megatron.control_plane.channel import COORDINATOR, LEADER, TOKEN_KEY
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS, HEADERS, DATA_FRAME = 4, 1, 0

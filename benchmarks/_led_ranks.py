@@ -4,9 +4,10 @@ the other ranks, played.
     python benchmarks/_led_ranks.py train RUN_DIR SIZE STEP_S COUNTS
     python benchmarks/_led_ranks.py play RUN_DIR SIZE STEP_S FIRST END
 
-A played rank is the real control side of a rank (:class:`~spare_megatron.control.control_thread.Follower`: its stream,
-beats and reports) without a process and a training thread of its own: timers say when it has done a piece. ``COUNTS``
-is a file of two int64 in which the training thread counts its units of work and the steps that it has applied.
+A played rank is the real control side of a rank (:class:`~spare_megatron.control_plane.control_thread.Follower`: its
+stream, beats and reports) without a process and a training thread of its own: timers say when it has done a piece.
+``COUNTS`` is a file of two int64 in which the training thread counts its units of work and the steps that it has
+applied.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._played_job import FIGURES, specification
 from spare_megatron.config.place import Place
-from spare_megatron.control.control_thread import Agent, Follower, RankSetup
-from spare_megatron.control.reports import Progress, Reduced, StepReport
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.session import Session
-from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import ReductionResult
+from spare_megatron.control_plane.control_thread import Agent, Follower, RankSetup
+from spare_megatron.control_plane.reports import Progress, Reduced, StepReport
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.member import Orders
+from spare_megatron.protocol.messages import ReductionResult
+from spare_megatron.runtime.run_directory import RunDirectory
 
 PIECES = 4
 """Pieces of a step; after each one a rank beats sooner than its interval."""

@@ -25,16 +25,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._played_job import FIGURES, TIMES, specification
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.channel import COORDINATOR, Security, call_stream, open_channel
-from spare_megatron.control.heartbeat_timer import leader_interval_s
-from spare_megatron.control.reconnecting_stream import joined, queued
-from spare_megatron.control.reports import Heartbeat, LastRank
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.codec import job_to_json, spec_to_json
-from spare_megatron.controller.messages import Hello, ReductionResult, Vote
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.channel import COORDINATOR, Security, call_stream, open_channel
+from spare_megatron.control_plane.heartbeat_timer import leader_interval_s
+from spare_megatron.control_plane.reconnecting_stream import joined, queued
+from spare_megatron.control_plane.reports import Heartbeat, LastRank
 from spare_megatron.placement.offsets import independent_offsets
+from spare_megatron.protocol.codec import job_to_json, spec_to_json
+from spare_megatron.protocol.messages import Hello, ReductionResult, Vote
+from spare_megatron.runtime.run_directory import RunDirectory
 
 RANKS = 600
 REDUNDANCY = 8

@@ -14,9 +14,9 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.data.dataset_build import build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import MicrobatchLoader
 from spare_megatron.data.sampling import SampleOrder
-from spare_megatron.trainer import user_state
-from spare_megatron.trainer.job_arguments import JobArguments
-from spare_megatron.trainer.tokenizer import build_tokenizer
+from spare_megatron.worker import user_state
+from spare_megatron.worker.job_arguments import JobArguments
+from spare_megatron.worker.tokenizer import build_tokenizer
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.timeouts import timeouts_from
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.protocol.messages import JobSpec
 
 TIMES = timeouts_from(heartbeat_timeout_s=60.0)
 """The usual interval; but a machine that is too small for so many players must not lose groups by their silence."""

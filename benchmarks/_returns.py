@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.control.run_directory import glance
-from spare_megatron.controller.messages import SendCommit, SendView, View
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.messages import SendCommit, SendView, View
+from spare_megatron.runtime.run_directory import glance
 from tests.process.harness import Job
 
 LIMIT_S = 300.0

@@ -13,9 +13,9 @@ from spare_megatron.config.allocation import Allocation
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.node_looks import JobNodes, look_at_nodes
 from spare_megatron.launch.slurm_places import Move, SlurmPlaces
-from spare_megatron.sim.cluster import Policy
-from spare_megatron.sim.job_control import JobControl
-from spare_megatron.sim.policy_trial import job_spec
+from spare_megatron.simulator.cluster import Policy
+from spare_megatron.simulator.job_control import JobControl
+from spare_megatron.simulator.policy_trial import job_spec
 from tests.process.returning import calm_weights
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of

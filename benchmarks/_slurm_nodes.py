@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from spare_megatron.control.group_aggregation import joined_digests
+from spare_megatron.control_plane.group_aggregation import joined_digests
 from tests.process.returning import calm_pipeline, voted_in
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import SlurmJob, lend, live, node_of, submit, until_told

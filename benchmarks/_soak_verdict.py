@@ -15,10 +15,10 @@ from typing import Any
 from benchmarks._soak_samples import Growth
 from benchmarks._soaked_job import Soak
 from spare_megatron.checkpoint.folder import PARTIAL, iteration_name, iterations, last_good, step_of
-from spare_megatron.controller.invariants import check
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Lost, SendFenced
 from spare_megatron.coordinator import journal
+from spare_megatron.protocol.invariants import check
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Decision, Lost, SendFenced
 from tests.process.harness import Job
 from tests.process.returning import voted
 

@@ -22,8 +22,8 @@ import psutil
 
 from benchmarks._chaos import HUNTS, OF_ALL, OF_LINKS, OF_THE_COORDINATOR, OF_WEATHER, PAUSES, Fault, Kind, covers
 from benchmarks._weather import Undo, Weather
-from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
+from spare_megatron.runtime.run_directory import glance
 
 DONE, NOBODY, WIPE_OUT, NO_MORE = "done", "nobody was there", "would be a wipe-out", "the coordinator's restarts"
 STEPS_TO_BE_WELL = 3

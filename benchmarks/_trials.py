@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from spare_megatron.sim.policy_trial import TrialCounts, TrialResult
-from spare_megatron.sim.trials import Case, run_many
+from spare_megatron.simulator.policy_trial import TrialCounts, TrialResult
+from spare_megatron.simulator.trials import Case, run_many
 
 Job = tuple[Case, int]
 SAID_EVERY = 10

@@ -2,8 +2,9 @@
 
 The job runs in a network namespace of its own, where its packets are dropped and reset by nftables, and in a mount
 namespace with a /dev/shm of 256 KiB; both end with it. Its processes load a small library (:data:`CLOCK_SOURCE`) that
-adds to the wall clock what a file says. Files fail and locks are held by failpoints (spare_megatron/failpoints.py)
-while a file of :attr:`Weather.folder` is there. Needs root, nft, and a C compiler.
+adds to the wall clock what a file says. Files fail and locks are held by failpoints
+(spare_megatron/runtime/failpoints.py) while a file of :attr:`Weather.folder` is there. Needs root, nft, and a C
+compiler.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.policy_trial import TrialResult
-from spare_megatron.sim.trials import Case
-from spare_megatron.tuner.choose import candidate, ratio_of
-from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.standby_choice import choose_pair
+from spare_megatron.planning.choose import candidate, ratio_of
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.standby_choice import choose_pair
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.policy_trial import TrialResult
+from spare_megatron.simulator.trials import Case
 
 PIECES, MTBF_S, SHAPE, RESTART_S, SAVE_S, COMPUTE_S = 16, 300.0, 0.78, 3600.0, 60.0, 64.0
 REJOIN_S, TRANSFER_S, RESULT_S, SAVE_INTERVAL_S = 600.0, 300.0, 20.0, 3600.0

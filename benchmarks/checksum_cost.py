@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.collectives.converting import results_of
-from spare_megatron.controller.tickets import KnownTickets, Ticket
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
+from spare_megatron.worker.job_arguments import parse_job
 
 PIECES, WARM_UP = 8, 3
 CHECKS = ("weights", "result", "result_digest")

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.controller.assign import Assignment, WipeOut, assign, first_assignment, patch
 from spare_megatron.placement import Placement, build_placement
+from spare_megatron.protocol.assign import Assignment, WipeOut, assign, first_assignment, patch
 
 PIECES_PER_SHARD = 16
 REDUNDANCY = 8

@@ -19,8 +19,8 @@ from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import spread_over_domains
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case
 
 REDUNDANCIES = (2, 3, 4, 5, 7)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/gpu_costs.py [--measured]
 
-Arithmetic from published figures of an H100 (spare_megatron/theory/reduction_cost.py has them with their sources); the
-tables of docs/gpu_costs.md are this output. With --measured the kernels' bytes are those that the emulator counts.
+Arithmetic from published figures of an H100 (spare_megatron/planning/reduction_cost.py has them with their sources);
+the tables of docs/gpu_costs.md are this output. With --measured the kernels' bytes are those that the emulator counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from spare_megatron.collectives.buckets import NCCL_BUCKET_BYTES, SHARED
-from spare_megatron.theory.reduction_cost import GPUS, compute_s, kernels_s, per_step, traffic
-from spare_megatron.tuner.memory import GIB, GRADIENT_BYTES, Shape, memory
+from spare_megatron.planning.memory import GIB, GRADIENT_BYTES, Shape, memory
+from spare_megatron.planning.reduction_cost import GPUS, compute_s, kernels_s, per_step, traffic
 
 H100 = GPUS["h100"]
 GROUPS = 8

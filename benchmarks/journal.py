@@ -30,8 +30,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator import journal
+from spare_megatron.coordinator.job_tuning import JobTuning
+from spare_megatron.coordinator.journal import SNAPSHOT_BYTES, Journal, Record, Replayed, resume, verify
+from spare_megatron.coordinator.journal_parts import beside
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.placement import build_placement
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
     AllHere,
     Applied,
     Decision,
@@ -44,12 +50,6 @@ from spare_megatron.controller.messages import (
     ReductionResult,
     Vote,
 )
-from spare_megatron.coordinator import journal
-from spare_megatron.coordinator.job_tuning import JobTuning
-from spare_megatron.coordinator.journal import SNAPSHOT_BYTES, Journal, Record, Replayed, resume, verify
-from spare_megatron.coordinator.journal_parts import beside
-from spare_megatron.observe.metrics import MetricsBook
-from spare_megatron.placement import build_placement
 
 GROUPS = 1000
 PIECES_PER_SHARD = 16

@@ -6,7 +6,7 @@ Each step draws the paces of N groups (seed 0) and is played with the functions 
 ``relief_model.py``. In ``calm_pieces`` nobody is slow. Else three groups, drawn once, take twice as long for a piece:
 ``cost_relieved`` is by how much longer the steps are than the calm ones, where every group begins with its own shard
 and the slow ones are relieved in each step; ``cost_by_speed`` where the standing assignment is drawn for their slowness
-(controller.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided at will.
+(protocol.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided at will.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks.relief_model import played_s
-from spare_megatron.controller.assign import WipeOut, assign, first_assignment
-from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol.assign import WipeOut, assign, first_assignment
+from spare_megatron.protocol.assign_types import USUAL
 
 REDUNDANCY, PIECES, JITTER, SLOW = 6, 64, 0.05, 3
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._report import report
 from benchmarks.checksum_cost import MODEL, PIECES, WARM_UP, engine_of
 from spare_megatron.collectives.converting import results_of
-from spare_megatron.controller.tickets import KnownTickets, Ticket
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
 
 
 def one_step(engine: Any, step: int) -> None:

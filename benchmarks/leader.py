@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._led_ranks import PIECES
 from benchmarks._played_job import TIMES
 from benchmarks._report import report
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYERS = 2

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
 from tests.process.page_process import Onlooker, PageProcess, until

@@ -31,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import rebuild_sweep, reproduce_spare
 from benchmarks._report import RESULTS
 from spare_megatron.cli.status_screen import screen
-from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.watch.html_report import report_html
-from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.speed_texts import speed_lines
+from spare_megatron.monitor.html_report import report_html
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.monitor.speed_texts import speed_lines
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests.process.chromium import chromium, missing
 from tests.process.page_process import PageProcess
 

@@ -4,7 +4,7 @@
 
 A cost S is what exact sums add to the computing of a microbatch at C = 1, as a share of it; S / C at C. Losses:
 'rejoin': groups come back after 600 s; 'stay': they stay lost until a planned restart after a share of them; 'rare':
-groups of 8 GPUs, 49,152 GPU hours per loss (Llama 3), and they stay lost. 'auto': what ``tuner.piece_size`` chooses
+groups of 8 GPUs, 49,152 GPU hours per loss (Llama 3), and they stay lost. 'auto': what ``planning.piece_size`` chooses
 with these figures; 'default': with S and the number of microbatches alone. 'off': how much longer it takes than the
 best. 'at': time to train; 'step time': what the tuner expects, without saves and restarts; both over the failure-free.
 """
@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case
-from spare_megatron.theory.reduction_cost import CPU_SHARES, exact_share
-from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
-from spare_megatron.tuner.piece_size import step_time, with_figures, without_figures
+from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
+from spare_megatron.planning.piece_size import step_time, with_figures, without_figures
+from spare_megatron.planning.reduction_cost import CPU_SHARES, exact_share
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case
 
 MICROBATCHES = 64
 SIZES = (1, 2, 4, 8)

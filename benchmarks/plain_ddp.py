@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
 
 if TYPE_CHECKING:
     from spare_megatron.megatron_adapter.model.world import GroupWorld

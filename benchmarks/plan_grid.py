@@ -18,10 +18,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case
-from spare_megatron.tuner import cluster_figures as tuner_cluster
-from spare_megatron.tuner.choose import RedundancyPlan, choose
+from spare_megatron.planning import cluster_figures as tuner_cluster
+from spare_megatron.planning.choose import RedundancyPlan, choose
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case
 
 REDUNDANCIES = (3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20)
 RESTART_SHARES = (None, 0.15, 0.25, 0.3, 0.35, 0.4, 0.5)

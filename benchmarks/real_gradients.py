@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron import kernels
-from spare_megatron.controller.tickets import KnownTickets, Ticket
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
+from spare_megatron.worker.job_arguments import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, PIECES, WARM_UP = 4, 32, 3
@@ -62,8 +62,8 @@ def steps_of(data: Path, steps: int) -> Iterator[Gradients]:
     from spare_megatron.data.sampling import SampleOrder
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer import user_state
-    from spare_megatron.trainer.tokenizer import build_tokenizer
+    from spare_megatron.worker import user_state
+    from spare_megatron.worker.tokenizer import build_tokenizer
 
     user_state.begin(job, args, build_tokenizer(args))
     replica = build_replica(job.settings(args.padded_vocab_size), world, pretrain_gpt.model_provider)

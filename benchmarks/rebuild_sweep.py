@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case
 
 REBUILD_S = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 

@@ -27,9 +27,9 @@ from benchmarks._report import report
 from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.steady_clock import process_age_s
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, View, Vote
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.messages import CaughtUp, Hello, Ready, View, Vote
+from spare_megatron.runtime.steady_clock import process_age_s
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 

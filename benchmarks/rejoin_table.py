@@ -20,10 +20,10 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_many
-from spare_megatron.tuner.choose import candidate
-from spare_megatron.tuner.cluster_figures import ClusterFigures
+from spare_megatron.planning.choose import candidate
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_many
 
 RETURNS = ((600.0, 0.0, 0.0), (3600.0, 0.0, 0.0), (600.0, 300.0, 20.0))
 """(rejoin_s, transfer_s, result_s)."""

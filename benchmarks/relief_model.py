@@ -1,4 +1,5 @@
-"""Compares the simulator's model of relief (sim/balance.py) with the decisions that a job makes (controller.rebalance).
+"""Compares the simulator's model of relief (simulator/balance.py) with the decisions that a job makes
+(protocol.rebalance).
 
     python benchmarks/relief_model.py [--steps 20] [--json FILE]
 
@@ -22,11 +23,11 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.controller import rebalance
-from spare_megatron.controller.assign import Assignment, first_assignment
-from spare_megatron.controller.relief import ROUNDS
 from spare_megatron.placement import Placement, build_placement
-from spare_megatron.sim.balance import Completion
+from spare_megatron.protocol import rebalance
+from spare_megatron.protocol.assign import Assignment, first_assignment
+from spare_megatron.protocol.relief import ROUNDS
+from spare_megatron.simulator.balance import Completion
 
 CASES = [
     (groups, redundancy, pieces, jitter, slow)

@@ -8,9 +8,9 @@ each; in pairs of jobs one has ``--spare-relief``.
 
 *Half speed*: from step 4 on the pieces of group 2 take twice as long. ``ideal`` is a calm step of the same job, with
 the 64 pieces shared out by speed. *Jitter*: the pace of each group in each step is drawn with a standard deviation of
-20 %; ``predicted`` is what the simulator's model of relief (sim/balance.py) makes of the same paces, over what they
-take without it, and ``measured`` the same of the two jobs. *Calm*: nobody is slow, and pieces take a sixth as long;
-what a step takes longer with relief, a median of medians, is what its words cost.
+20 %; ``predicted`` is what the simulator's model of relief (simulator/balance.py) makes of the same paces, over what
+they take without it, and ``measured`` the same of the two jobs. *Calm*: nobody is slow, and pieces take a sixth as
+long; what a step takes longer with relief, a median of medians, is what its words cost.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.balance import Completion
+from spare_megatron.simulator.balance import Completion
 from tests.process.harness import launch
 from tests.process.sleeping_pipeline import drawn
 

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import options
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_one
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_one
 
 WAYS: dict[str, dict[str, bool]] = {"alone": {}, "model": {"balance": True}, "relief": {"relief": True}}
 

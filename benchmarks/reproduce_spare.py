@@ -4,8 +4,8 @@ this framework's policy beside it.
     python benchmarks/reproduce_spare.py [--best-only] [--no-sensitivity] [--plot PNG] [--resume FILE]
 
 Every row runs the same controller on the same failures and jitter: r = 2..20 for SPARe and microbatch, 2..5 for
-replication (``--best-only``: the best ones); then the return of lost groups, planned restarts and balancing; and at
-N = 200 one row for each assumption of ``sim.cluster.Reading`` that is changed. With ``--resume`` finished trials are
+replication (``--best-only``: the best ones); then the return of lost groups, planned restarts and balancing; and at N =
+200 one row for each assumption of ``simulator.cluster.Reading`` that is changed. With ``--resume`` finished trials are
 kept in a file, and an interrupted run goes on from it.
 """
 
@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from benchmarks._trials import mean_ratio, options, outcomes
-from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.policy_trial import TrialResult
-from spare_megatron.sim.trials import Case
+from spare_megatron.simulator.cluster import Cluster, Policy, Reading
+from spare_megatron.simulator.policy_trial import TrialResult
+from spare_megatron.simulator.trials import Case
 
 PUBLISHED = {
     ("replication", 200): (6.07, 0.6174),

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks._report import report
 from benchmarks._returns import commits, says, status, until_started, until_whole, views
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import CaughtUp, Ready, Vote
+from spare_megatron.protocol.messages import CaughtUp, Ready, Vote
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 

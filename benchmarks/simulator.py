@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_one
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_one
 
 PARTS = ("assign", "patch", "all_voted", "lose", "admit", "speeds", "due")
 """Functions whose cumulative share is reported."""

@@ -29,9 +29,9 @@ from benchmarks._report import report
 from benchmarks._returns import commits, says, status, until_whole, views
 from benchmarks.masked_failure import FLAGS
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, SendCommit, Vote
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.messages import CaughtUp, Hello, Ready, SendCommit, Vote
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests.process.harness import RESTARTS, TOY, Job, launch
 from tests.process.returning import records
 

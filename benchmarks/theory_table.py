@@ -22,9 +22,9 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.controller.assign import Assignment, assign, first_assignment
 from spare_megatron.placement import Placement, build_placement
-from spare_megatron.theory import depth, endured, published
+from spare_megatron.planning import depth, endured, published
+from spare_megatron.protocol.assign import Assignment, assign, first_assignment
 
 SEED = 60_301
 PIECES = {"shard": 1, "microbatch": 16}

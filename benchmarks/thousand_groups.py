@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._many_leaders import PATCH_S, RANKS, REDUNDANCY
 from benchmarks._report import report
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security, call_once, open_channel
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Security, call_once, open_channel
 from spare_megatron.coordinator.journal import verify
+from spare_megatron.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYERS = 2

@@ -24,17 +24,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._played_job import TIMES, specification
 from benchmarks._report import report
-from spare_megatron.control.reports import Heartbeat, LastRank, Pace
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened, ReductionResult, Vote
+from spare_megatron.control_plane.reports import Heartbeat, LastRank, Pace
 from spare_megatron.coordinator.failure_detector import Detector
 from spare_megatron.coordinator.journal import Journal, Replayed
 from spare_megatron.coordinator.paces import Paces
 from spare_megatron.coordinator.records import Records
 from spare_megatron.coordinator.watched_figures import speeds, watched_figures
-from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import Event, Hello, JobSpec, Loss, Lost, Opened, ReductionResult, Vote
+from spare_megatron.runtime.run_directory import RunDirectory
 
 PIECES, REDUNDANCY, STEP_S, COMPUTE_S, SPREAD_S, REDUCE_S, PATCH_S = 8, 4, 3.0, 2.5, 0.05, 0.25, 0.3
 WRITES = 50

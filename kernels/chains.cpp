@@ -1,4 +1,4 @@
-// Chains of units over hosts, as spare_megatron/controller/assign_chains.py has them: the same plans, sooner.
+// Chains of units over hosts, as spare_megatron/protocol/assign_chains.py has them: the same plans, sooner.
 //
 // Tables are layer-major, [layers, groups], as there. Distances are shortest paths, which are unique however they are
 // found, and chains walk over the same arcs in the same order; so both give the same units, and the same proof where

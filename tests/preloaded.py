@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from spare_megatron.control.import_variables import import_environment
 from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB
+from spare_megatron.runtime.import_variables import import_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_S = 120.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from spare_megatron.controller.tickets import KnownTickets, Ticket
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
 
 
 def run_of(pieces: Iterable[int], audits: Iterable[int] = (), compared: Collection[int] = ()) -> KnownTickets:

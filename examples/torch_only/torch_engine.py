@@ -1,7 +1,7 @@
 """An engine of one's own: trains any torch module with any torch optimizer in the fault-tolerant step loop.
 
 The loop decides which pieces of a step this group computes, sums gradients over the groups that are alive and says when
-a step is committed. An engine is the part that knows the model; ``spare_megatron/trainer/engine.py`` says what each
+a step is committed. An engine is the part that knows the model; ``spare_megatron/worker/engine.py`` says what each
 method promises. This one has a whole replica on each rank, so a group is one rank and no method calls a collective.
 Gradients are summed in fp32: after a failure weights equal those of the failure-free run up to rounding.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
-from spare_megatron.controller.tickets import Tickets
+from spare_megatron.protocol.tickets import Tickets
 
 LossOf = Callable[[int, int], torch.Tensor]
 """The loss of a piece of a step, summed over its samples: ``loss_of(step, piece)``. It must depend on its arguments
@@ -23,7 +23,7 @@ alone, because any group may compute any piece, also a second time after a failu
 
 
 class TorchEngine:
-    """Implements :class:`spare_megatron.trainer.engine.StepEngine`."""
+    """Implements :class:`spare_megatron.worker.engine.StepEngine`."""
 
     on_piece: PieceHook | None = None
 

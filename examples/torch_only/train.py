@@ -17,10 +17,10 @@ from torch_engine import TorchEngine
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import place_of, world_hint
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
-from spare_megatron.trainer.fault_injection import Injector
-from spare_megatron.trainer.worker import RankJob, train_rank
+from spare_megatron.protocol.messages import JobSpec
+from spare_megatron.worker.fault_injection import Injector
+from spare_megatron.worker.worker import RankJob, train_rank
 
 PIECES, SAMPLES, WIDTH, SEED = 4, 16, 64, 1
 """Pieces of a shard, samples of a piece, width of the model, and the seed of weights and data."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from spare_megatron import failpoints
+from spare_megatron.runtime import failpoints
 
 _CHUNK_BYTES = 1 << 22
 

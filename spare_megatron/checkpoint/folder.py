@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spare_megatron import failpoints
 from spare_megatron.checkpoint.files import ManifestEntry, entry_of
+from spare_megatron.runtime import failpoints
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.channel import security_of
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.stop_signals import stop_signals, usual_signals
+from spare_megatron.control_plane.channel import security_of
 from spare_megatron.launch.node_agent import NodeAgent, launcher_address, until_closed
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.stop_signals import stop_signals, usual_signals
 
 DRAIN_S = 240.0
 """Default time for the groups of a node to leave it."""

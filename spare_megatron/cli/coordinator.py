@@ -7,20 +7,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.descriptors import raise_descriptor_limit
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.standard_output import outlive_the_disk
-from spare_megatron.control.stop_signals import usual_signals
-from spare_megatron.control.tls_files import is_loopback, make_tls
+from spare_megatron.control_plane.tls_files import is_loopback, make_tls
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.process import serve_alone, serve_in_turn
 from spare_megatron.coordinator.server import Options
-from spare_megatron.wakeups import ask_for_short_waits
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.descriptors import raise_descriptor_limit
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.standard_output import outlive_the_disk
+from spare_megatron.runtime.stop_signals import usual_signals
+from spare_megatron.runtime.wakeups import ask_for_short_waits
 
 LEASE_S = 5.0
 """Default time of silence after which another candidate takes over."""

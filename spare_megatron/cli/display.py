@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from spare_megatron.cli.followed_file import FollowedFile
-from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.watch.status_texts import figures_line
+from spare_megatron.monitor.status_texts import figures_line
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 POLL_S = 0.25
 

@@ -22,9 +22,9 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import call_once, open_channel, security_of
-from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import call_once, open_channel, security_of
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 EXAMPLE = """examples:
   spare-drain runs/first --group 2 --reason "ECC errors"

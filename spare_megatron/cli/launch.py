@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.report import leave_report
@@ -24,15 +23,16 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.descriptors import OF_A_RANK, check_descriptors
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.standard_output import outlive_the_disk
-from spare_megatron.control.stop_signals import usual_signals
-from spare_megatron.control.tls_files import is_loopback, make_tls
+from spare_megatron.control_plane.tls_files import is_loopback, make_tls
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.supervisor import Supervisor
-from spare_megatron.wakeups import ask_for_short_waits
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.descriptors import OF_A_RANK, check_descriptors
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.standard_output import outlive_the_disk
+from spare_megatron.runtime.stop_signals import usual_signals
+from spare_megatron.runtime.wakeups import ask_for_short_waits
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\

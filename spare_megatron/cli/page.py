@@ -19,10 +19,10 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.host_port import join_address
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory
 
 if TYPE_CHECKING:
-    from spare_megatron.page.page_server import PageServer
+    from spare_megatron.monitor.page.page_server import PageServer
 
 EXAMPLE = "example: spare-page runs/first --listen 127.0.0.1:8080"
 
@@ -53,9 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         with extra("page", "spare-page"):
-            from spare_megatron.page.followed_run import FollowedRun, names_of
-            from spare_megatron.page.page_door import listen_address, read_token
-            from spare_megatron.page.page_server import PageServer
+            from spare_megatron.monitor.page.followed_run import FollowedRun, names_of
+            from spare_megatron.monitor.page.page_door import listen_address, read_token
+            from spare_megatron.monitor.page.page_server import PageServer
         token = read_token(args.token_file)
         host, port = listen_address(args.listen, token)
         run_dirs = [RunDirectory(path) for path in args.run_dirs]
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(server: PageServer, host: str, port: int, token: str) -> None:
-    from spare_megatron.page.page_server import opened
+    from spare_megatron.monitor.page.page_server import opened
 
     runner, port = await opened(server, host, port)
     following = asyncio.ensure_future(server.follow())

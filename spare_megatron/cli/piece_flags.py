@@ -10,8 +10,8 @@ import argparse
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.piece_sizes import check
-from spare_megatron.theory.reduction_cost import GPUS, TOKENS, exact_share
-from spare_megatron.tuner.piece_size import Share
+from spare_megatron.planning.piece_size import Share
+from spare_megatron.planning.reduction_cost import GPUS, TOKENS, exact_share
 
 PIECES = 16
 """Microbatches of a shard where nothing is given."""

@@ -21,14 +21,14 @@ from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.sim.node_losses import NodeFigures, mean_lost_share, trials_for
-from spare_megatron.theory.reduction_cost import ACCUMULATOR_BYTES
-from spare_megatron.tuner.choose import RedundancyPlan, choose, choose_granularity
-from spare_megatron.tuner.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
-from spare_megatron.tuner.memory import GRADIENT_BYTES, Memory, Shape, fitting
-from spare_megatron.tuner.piece_size import PieceSize, with_figures, without_figures
-from spare_megatron.tuner.standby_choice import SHARE_MAX, CostedPair, choose_pair
-from spare_megatron.tuner.trace import parse_trace
+from spare_megatron.planning.choose import RedundancyPlan, choose, choose_granularity
+from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
+from spare_megatron.planning.memory import GRADIENT_BYTES, Memory, Shape, fitting
+from spare_megatron.planning.piece_size import PieceSize, with_figures, without_figures
+from spare_megatron.planning.reduction_cost import ACCUMULATOR_BYTES
+from spare_megatron.planning.standby_choice import SHARE_MAX, CostedPair, choose_pair
+from spare_megatron.planning.trace import parse_trace
+from spare_megatron.simulator.node_losses import NodeFigures, mean_lost_share, trials_for
 
 EXAMPLE = (
     "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "

@@ -16,9 +16,9 @@ from types import FrameType
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.stop_signals import stop_signals
 from spare_megatron.coordinator.journal_parts import beside
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.stop_signals import stop_signals
 
 LEFT_BYTES_MAX = 4 << 30
 """A longer journal takes half a minute or more to read."""
@@ -55,7 +55,7 @@ def leave_report(run_dir: RunDirectory, notice: Callable[[str], None]) -> None:
             if size_bytes > LEFT_BYTES_MAX:
                 notice(f"the journal has {size_bytes / 1e9:.0f} GB; {later}, in a while")
                 return
-            from spare_megatron.watch.html_report import write_report  # not while a launcher starts its job
+            from spare_megatron.monitor.html_report import write_report  # not while a launcher starts its job
 
             write_report(run_dir, run_dir.report)
     except _GivenUp as why:
@@ -95,7 +95,7 @@ def _journal_bytes(run_dir: RunDirectory) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
-    from spare_megatron.watch.html_report import write_report
+    from spare_megatron.monitor.html_report import write_report
 
     args = parser().parse_args(argv)
     run_dir = RunDirectory(args.run_dir)

@@ -28,13 +28,13 @@ from spare_megatron.config.version_flag import add_version
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.sim.cluster import POLICIES, Cluster, Policy, Reading
-from spare_megatron.sim.failures import Ring
-from spare_megatron.sim.policy_trial import RATIO_MAX, TrialResult
-from spare_megatron.sim.replay import losses
-from spare_megatron.sim.script import scripted
-from spare_megatron.sim.trials import Case, run_many, summary
-from spare_megatron.tuner.trace import Trace, parse_trace
+from spare_megatron.planning.trace import Trace, parse_trace
+from spare_megatron.simulator.cluster import POLICIES, Cluster, Policy, Reading
+from spare_megatron.simulator.failures import Ring
+from spare_megatron.simulator.policy_trial import RATIO_MAX, TrialResult
+from spare_megatron.simulator.replay import losses
+from spare_megatron.simulator.script import scripted
+from spare_megatron.simulator.trials import Case, run_many, summary
 
 EXAMPLE = (
     "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "

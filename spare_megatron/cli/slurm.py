@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spare_megatron import failpoints
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
@@ -27,11 +26,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import number
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.standard_output import outlive_the_disk
-from spare_megatron.control.stop_signals import hold_stop_signals, usual_signals
-from spare_megatron.control.tls_files import make_tls
+from spare_megatron.control_plane.tls_files import make_tls
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
@@ -39,7 +34,12 @@ from spare_megatron.launch.slurm_commands import node_names
 from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
 from spare_megatron.launch.slurm_lend import lend_nodes
 from spare_megatron.launch.slurm_life import SlurmLaunch
-from spare_megatron.wakeups import ask_for_short_waits
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.descriptors import OF_A_GROUP, check_descriptors
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.standard_output import outlive_the_disk
+from spare_megatron.runtime.stop_signals import hold_stop_signals, usual_signals
+from spare_megatron.runtime.wakeups import ask_for_short_waits
 
 CANDIDATES = 3
 """Default number of coordinator processes, of which one decides."""

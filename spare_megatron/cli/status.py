@@ -13,13 +13,13 @@ from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.disk import words
-from spare_megatron.control.run_directory import RunDirectory, read_json
-from spare_megatron.watch.job_texts import left_out_text, wall_time_line
-from spare_megatron.watch.run_files import RunFiles, file_age_s
-from spare_megatron.watch.status_texts import status_text
-from spare_megatron.watch.waiting_counts import waiting_counts
-from spare_megatron.watch.wall_time import WallTime
+from spare_megatron.monitor.job_texts import left_out_text, wall_time_line
+from spare_megatron.monitor.run_files import RunFiles, file_age_s
+from spare_megatron.monitor.status_texts import status_text
+from spare_megatron.monitor.waiting_counts import waiting_counts
+from spare_megatron.monitor.wall_time import WallTime
+from spare_megatron.runtime.disk import words
+from spare_megatron.runtime.run_directory import RunDirectory, read_json
 
 EXAMPLE = "example: spare-status runs/first --json"
 

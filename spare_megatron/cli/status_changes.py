@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import clock, happenings, left_out_text, wall_time_line
-from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.status_texts import head_lines
+from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.monitor.job_texts import clock, happenings, left_out_text, wall_time_line
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.monitor.status_texts import head_lines
 
 EVERY_S = 1.0
 

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from spare_megatron.cli.status_changes import follow, looks
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.watch.durations import duration
-from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import clock, effective_text, happenings, left_out_text, parts_shown, share
-from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.speed_texts import speed_lines
-from spare_megatron.watch.status_texts import head_lines, learners, loads, outlook, places, standbys
-from spare_megatron.watch.wall_time import PARTS
+from spare_megatron.monitor.durations import duration
+from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.monitor.job_texts import clock, effective_text, happenings, left_out_text, parts_shown, share
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.monitor.speed_texts import speed_lines
+from spare_megatron.monitor.status_texts import head_lines, learners, loads, outlook, places, standbys
+from spare_megatron.monitor.wall_time import PARTS
 
 HAPPENINGS_SHOWN = 8
 QUIET_S = 10.0

@@ -17,7 +17,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory
 
 EXAMPLE = "example: spare-timeline runs/first -o first.pftrace"
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = args.output or run_dir.timeline
     try:
         with extra("timeline", "spare-timeline"):
-            from spare_megatron.watch.trace_files import draw_timeline, write_timeline
+            from spare_megatron.monitor.trace_files import draw_timeline, write_timeline
         timeline = draw_timeline(run_dir)
         size_bytes = write_timeline(timeline, path)
     except ConfigError as error:

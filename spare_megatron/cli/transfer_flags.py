@@ -6,7 +6,7 @@ import argparse
 from math import isfinite
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.theory.catching_up import DONORS
+from spare_megatron.planning.catching_up import DONORS
 
 RESULT_SHARE = 1 / 3
 """A result's size over that of the state: fp32 weights and two moments are three numbers for one of the result."""

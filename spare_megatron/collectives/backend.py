@@ -15,7 +15,7 @@ import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 
 class BackendError(Exception):

@@ -58,7 +58,7 @@ from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.buckets import ALIGNMENT
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.nccl_start import unprepared
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.collectives.ring_native import NativeSum, Outcome, Way, compiled_ring
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 LOST = select.POLLERR | select.POLLHUP | select.POLLRDHUP
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 from spare_megatron.collectives.hearing import LinkBeat
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 LINKS_MAX = 64
 """The most links in one message, which must fit in what a connection takes without blocking. Mute links go first."""

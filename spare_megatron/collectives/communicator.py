@@ -24,8 +24,8 @@ import torch
 from spare_megatron.collectives.backend import Backend, BackendError
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
-from spare_megatron.controller.messages import Link
-from spare_megatron.wakeups import ask_for_short_waits
+from spare_megatron.protocol.messages import Link
+from spare_megatron.runtime.wakeups import ask_for_short_waits
 
 log = logging.getLogger(__name__)
 

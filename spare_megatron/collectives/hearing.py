@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from ctypes import Structure, c_bool, c_int64
 from typing import NamedTuple
 
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 LEFT, RIGHT = 0, 1
 BEATS = 40

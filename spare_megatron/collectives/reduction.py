@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from spare_megatron.collectives.converting import Conversion
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 
 class GradientReduction(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, Traffic
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 _TCP_INFO = struct.Struct("8x44xI")
 """The field tcpi_last_data_recv of Linux's tcp_info, in milliseconds."""

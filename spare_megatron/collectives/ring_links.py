@@ -51,8 +51,8 @@ from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import KINDS, RingLines
 from spare_megatron.config.host_port import join_address, split_address
-from spare_megatron.controller.messages import Link
-from spare_megatron.wakeups import ask_for_short_waits
+from spare_megatron.protocol.messages import Link
+from spare_megatron.runtime.wakeups import ask_for_short_waits
 
 ENTERS = "given up when the epoch was over"
 LOOKS = 4

@@ -1,4 +1,4 @@
-"""The types of what an engine calls while it runs. The interface :mod:`spare_megatron.trainer.engine` and Megatron's
+"""The types of what an engine calls while it runs. The interface :mod:`spare_megatron.worker.engine` and Megatron's
 engine share them, though neither may import the other."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]``, or
 ``slow=2x:group=G[,position=M],step=T[,restart=R]`` for a group whose pieces take twice as long from step T on.
 
-The same syntax works for a real job (:mod:`spare_megatron.trainer.fault_injection`) and in the simulator.
+The same syntax works for a real job (:mod:`spare_megatron.worker.fault_injection`) and in the simulator.
 """
 
 from __future__ import annotations

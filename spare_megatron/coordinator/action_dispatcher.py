@@ -11,20 +11,20 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.encoded_order import EncodedOrder
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, Action, SendAsk, SendCommit, SendFenced, SendStop, SendView
-from spare_megatron.controller.view import MemberId, View
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.encoded_order import EncodedOrder
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import AcceptSave, Action, SendAsk, SendCommit, SendFenced, SendStop, SendView
+from spare_megatron.protocol.view import MemberId, View
 
 NOBODY = -1
 """No group: it audits and serves nothing."""
 
 
-class Speaker:
+class ActionDispatcher:
     """Sends actions in order; views may have to wait."""
 
     def __init__(self, streams: Streams, fencing: int, state: Callable[[], State], addresses: RingAddresses) -> None:

@@ -17,8 +17,8 @@ import errno
 import os
 from pathlib import Path
 
-from spare_megatron import failpoints
-from spare_megatron.control.run_directory import sync_directory
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import sync_directory
 
 SLICE_BYTES = 65536
 """Size of one read when the end of the last whole line is searched."""

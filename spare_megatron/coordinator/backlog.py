@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from spare_megatron.control.disk import pauses, words
+from spare_megatron.runtime.disk import pauses, words
 
 Work = Callable[[], None]
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.observe.boards import Boards
+from spare_megatron.metrics.boards import Boards
 
 PAUSE_S = 10.0
 """How long after a failure the boards are opened again at the earliest."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spare_megatron.control.disk import words
+from spare_megatron.runtime.disk import words
 
 
 class Chores:

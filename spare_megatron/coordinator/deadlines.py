@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from spare_megatron.config.exits import PLANNED, SIGNAL_REASON, ExitCode
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Event, StartupOver, StopRequested
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Event, StartupOver, StopRequested
 
 
 class Deadlines:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.controller.draining import refusal
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import DrainRequested
+from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.coordinator.ring_addresses import RingAddresses
+from spare_megatron.protocol.draining import refusal
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import DrainRequested
 
 
 class DrainRequests:

@@ -22,7 +22,7 @@ each measures durations on its own.
    meanwhile. If it copies first, the later one copies its copy.
 
 This holds even if the keep-alive thread hangs or a process is stopped at any point, because what counts is when a look
-began, not when it returned. Members follow the highest fencing number (:mod:`spare_megatron.control.leader`).
+began, not when it returned. Members follow the highest fencing number (:mod:`spare_megatron.control_plane.leader`).
 ``tests/pure/test_office_model.py`` goes through every order of these events.
 """
 
@@ -35,9 +35,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenError
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 BEATS_PER_LEASE = 10
 STAGGER = 0.2

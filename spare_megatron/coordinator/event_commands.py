@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spare_megatron.config.plural import counted
-from spare_megatron.control.brief_command import run_command
-from spare_megatron.control.child_guard import ChildGuard
-from spare_megatron.control.disk import words
+from spare_megatron.runtime.brief_command import run_command
+from spare_megatron.runtime.child_guard import ChildGuard
+from spare_megatron.runtime.disk import words
 
 AT_ONCE = 4
 QUEUE_MOST = 256

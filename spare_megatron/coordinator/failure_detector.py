@@ -7,8 +7,8 @@ wait for it. Where all groups wait for each other and none is behind, none is lo
 again (:meth:`Detector.standstill`). Where nobody waits for another group, because there is no other or all have
 hung while they compute, all are lost when none has moved for much longer: the job itself waits for them.
 
-Ranks are not known here. The beat of a group (:mod:`spare_megatron.control.rank_ledger`) names the two that decide:
-the one that is furthest behind and the one that has been silent for longest, each with a duration.
+Ranks are not known here. The beat of a group (:mod:`spare_megatron.control_plane.rank_ledger`) names the two that
+decide: the one that is furthest behind and the one that has been silent for longest, each with a duration.
 
 The coordinator itself may be stopped or get no CPU time. Nobody is judged for time in which it did not look: all times
 are by a clock that stands still meanwhile, and a duration that a leader tells does not reach back over a pause.
@@ -25,10 +25,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.control.awake_clock import AwakeClock
-from spare_megatron.control.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat
-from spare_megatron.controller.messages import Loss
+from spare_megatron.control_plane.reports import PHASE_ORDER, PHASES, WAITING, Heartbeat
 from spare_megatron.coordinator.watched_group import GroupStanding, JudgedPlace, WatchedGroup
+from spare_megatron.protocol.messages import Loss
+from spare_megatron.runtime.awake_clock import AwakeClock
 
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import AcceptSave, DrainRequested, Opened, Ready, SendCommit
 from spare_megatron.coordinator.event_commands import END_PATIENCE_S, EventCommands
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import AcceptSave, DrainRequested, Opened, Ready, SendCommit
 
 
 @dataclass(frozen=True)

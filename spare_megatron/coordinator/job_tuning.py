@@ -1,6 +1,6 @@
 """Tunes a running job: save interval, redundancy of its next start, planned restart.
 
-The tuner decides (:mod:`spare_megatron.tuner.at_start`, pure); here the figures for it are gathered from what the
+The tuner decides (:mod:`spare_megatron.planning.at_start`, pure); here the figures for it are gathered from what the
 coordinator sees anyway, and a decision becomes an event of the machine that carries its figures. After each event the
 coordinator asks for the next one and applies it. In a replay the same object sees the same records, from the first one
 or from a snapshot on; figures that came only with messages of the ranks are then measured anew.
@@ -16,12 +16,8 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.control.disk import SideFiles
-from spare_megatron.control.run_directory import RunDirectory, write_json
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
 from spare_megatron.coordinator.records import say
-from spare_megatron.tuner.at_start import (
+from spare_megatron.planning.at_start import (
     Choice,
     Measured,
     at_start,
@@ -30,6 +26,10 @@ from spare_megatron.tuner.at_start import (
     updated_interval,
     without_progress,
 )
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Event, Lost, Opened, Saved, StopRequested, Tuned
+from spare_megatron.runtime.disk import SideFiles
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 WARM_UP_STEPS = 2
 MEASURED_STEPS = 3

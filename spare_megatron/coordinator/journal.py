@@ -31,24 +31,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from spare_megatron import failpoints
-from spare_megatron.control.disk import words
-from spare_megatron.control.file_shapes import number, whole
-from spare_megatron.controller.codec import decode_actions, decode_event, encode_actions, encode_event
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
-    AcceptSave,
-    Action,
-    Decision,
-    DrainRequested,
-    Event,
-    SendCommit,
-    SendFenced,
-    SendStop,
-    SendView,
-    StopRequested,
-)
-from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.chores import Chores
 from spare_megatron.coordinator.journal_parts import (
@@ -65,6 +47,24 @@ from spare_megatron.coordinator.journal_parts import (
     tidy_parts,
 )
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot, save_snapshot
+from spare_megatron.protocol.codec import decode_actions, decode_event, encode_actions, encode_event
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
+    AcceptSave,
+    Action,
+    Decision,
+    DrainRequested,
+    Event,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+    StopRequested,
+)
+from spare_megatron.protocol.state_codec import encode_state
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.disk import words
+from spare_megatron.runtime.file_shapes import number, whole
 
 __all__ = [
     "Journal",

@@ -35,9 +35,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.run_directory import scratch_of, sync_directory
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import scratch_of, sync_directory
 
 FORMAT = 8
 """Grows with every change after which this code would read older journals or snapshots wrongly. Journals without a

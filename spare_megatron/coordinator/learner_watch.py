@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.messages import Loss
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.messages import Loss
 
 
 class LearnerWatch:

@@ -12,11 +12,11 @@ import math
 import statistics
 from collections.abc import Mapping
 
-from spare_megatron.control.reports import Pace
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import RunningOut
-from spare_megatron.controller.relief import to_ask
-from spare_megatron.controller.view import Segments
+from spare_megatron.control_plane.reports import Pace
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import RunningOut
+from spare_megatron.protocol.relief import to_ask
+from spare_megatron.protocol.view import Segments
 
 AGAIN = 0.5
 """When a group runs out and nobody was asked, the next one is looked at after so many of the fastest group's pieces."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.election import Office, OfficeLostError, wait_for_office
 from spare_megatron.coordinator.journal import JournalError
 from spare_megatron.coordinator.records import say
 from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.terms import show_last
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.stop_signals import ignore_stop_signals
 
 TURNS_STOOD_BACK = 10
 """How many places a candidate whose disk failed steps back, because the disks of others may work."""

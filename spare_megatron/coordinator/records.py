@@ -21,20 +21,20 @@ from typing import Any
 
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
-from spare_megatron.control.file_shapes import whole
-from spare_megatron.control.run_directory import RunDirectory, write_json
-from spare_megatron.control.steady_clock import SteadyClock, process_age_s
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
-from spare_megatron.controller.saves import is_emergency
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.board_thread import BoardThread
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.status_figures import status_figures
-from spare_megatron.observe.boards import BoardPoint, Boards, points
-from spare_megatron.observe.iteration_line import IterationLines, evaluation_lines
-from spare_megatron.observe.metrics import MetricsBook, RealPieces
+from spare_megatron.metrics.boards import BoardPoint, Boards, points
+from spare_megatron.metrics.iteration_line import IterationLines, evaluation_lines
+from spare_megatron.metrics.metrics import MetricsBook, RealPieces
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
+from spare_megatron.protocol.saves import is_emergency
+from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
+from spare_megatron.runtime.file_shapes import whole
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
+from spare_megatron.runtime.steady_clock import SteadyClock, process_age_s
 
 LOSSES_SHOWN = 5
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Action, SendFenced
+from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.coordinator.suspicion import Suspicion
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Action, SendFenced
 
 
 class RestartAnswers:

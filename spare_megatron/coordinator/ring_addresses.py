@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from spare_megatron.config.host_port import split_address
-from spare_megatron.control.addresses import same_address, unreachable
-from spare_megatron.controller.messages import Hello
+from spare_megatron.control_plane.addresses import same_address, unreachable
+from spare_megatron.protocol.messages import Hello
 
 Incarnation = tuple[int, int]
 """(group, incarnation)."""

@@ -29,20 +29,31 @@ from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
 from spare_megatron.config.job import JobDescription, difference
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.calm_garbage import collect_in_pauses
-from spare_megatron.control.channel import COORDINATOR, UnaryHandler, security_of, serve
-from spare_megatron.control.directory_watch import DirectoryWatch
-from spare_megatron.control.reports import Heartbeat
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
-from spare_megatron.control.steady_clock import SteadyClock
-from spare_megatron.control.stop_signals import stop_signals
-from spare_megatron.controller.assign_native import compiled_chains
-from spare_megatron.controller.codec import decode, encode, job_from_json, spec_from_json
-from spare_megatron.controller.lasting_paces import LastingPaces
-from spare_megatron.controller.machine import State, step
-from spare_megatron.controller.messages import (
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.channel import COORDINATOR, UnaryHandler, security_of, serve
+from spare_megatron.control_plane.reports import Heartbeat
+from spare_megatron.coordinator.action_dispatcher import ActionDispatcher
+from spare_megatron.coordinator.backlog import Backlog
+from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
+from spare_megatron.coordinator.drain_requests import DrainRequests
+from spare_megatron.coordinator.election import Office
+from spare_megatron.coordinator.failure_detector import Detector, Finding
+from spare_megatron.coordinator.job_events import JobEvents
+from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
+from spare_megatron.coordinator.journal import Journal, Record, resume
+from spare_megatron.coordinator.paces import Paces, steady_s
+from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.restart_answers import RestartAnswers
+from spare_megatron.coordinator.ring_addresses import RingAddresses
+from spare_megatron.coordinator.streams import Stream, Streams
+from spare_megatron.coordinator.suspicion import Suspicion
+from spare_megatron.coordinator.watched_figures import speeds, watched_figures
+from spare_megatron.protocol.assign_native import compiled_chains
+from spare_megatron.protocol.codec import decode, encode, job_from_json, spec_from_json
+from spare_megatron.protocol.lasting_paces import LastingPaces
+from spare_megatron.protocol.machine import State, step
+from spare_megatron.protocol.messages import (
     AcceptSave,
     Action,
     Applied,
@@ -65,22 +76,11 @@ from spare_megatron.controller.messages import (
     Vote,
     Withdrawn,
 )
-from spare_megatron.coordinator.action_dispatcher import Speaker
-from spare_megatron.coordinator.backlog import Backlog
-from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
-from spare_megatron.coordinator.drain_requests import DrainRequests
-from spare_megatron.coordinator.election import Office
-from spare_megatron.coordinator.failure_detector import Detector, Finding
-from spare_megatron.coordinator.job_events import JobEvents
-from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
-from spare_megatron.coordinator.journal import Journal, Record, resume
-from spare_megatron.coordinator.paces import Paces, steady_s
-from spare_megatron.coordinator.records import Records, say
-from spare_megatron.coordinator.restart_answers import RestartAnswers
-from spare_megatron.coordinator.ring_addresses import RingAddresses
-from spare_megatron.coordinator.streams import Stream, Streams
-from spare_megatron.coordinator.suspicion import Suspicion
-from spare_megatron.coordinator.watched_figures import speeds, watched_figures
+from spare_megatron.runtime.directory_watch import DirectoryWatch
+from spare_megatron.runtime.gc_scheduler import collect_in_pauses
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.runtime.steady_clock import SteadyClock
+from spare_megatron.runtime.stop_signals import stop_signals
 
 STATUS_INTERVAL_S = 0.5
 _WORDS = {
@@ -146,7 +146,7 @@ class Coordinator:
         self._fingerprint = "" if self._unopened else self._state.job.fingerprint
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
-        self._speaker = Speaker(self._streams, self._fencing, lambda: self._state, self._addresses)
+        self._dispatcher = ActionDispatcher(self._streams, self._fencing, lambda: self._state, self._addresses)
         self._suspicion = Suspicion(
             self._detector, lambda: self._state, self._apply, self._backlog.do, lambda: self._nothing_is_decided
         )
@@ -333,7 +333,7 @@ class Coordinator:
         if isinstance(action, AcceptSave) and _is_newest(action, self._state):
             self._accepted = action.directory
             self._publish_accepted()
-        self._speaker.say(action)
+        self._dispatcher.say(action)
         if isinstance(action, SendFenced):
             self._restarts.observe((action,))
             if not self._is_there(action.group, action.incarnation):
@@ -439,7 +439,7 @@ class Coordinator:
         if self._streams.of(*member) is not stream:  # it has ended while this waited for the disk
             self._detector.closed(*member, now_s)
         self._addresses.learn(*member, addresses, serving_at)
-        self._speaker.heard(*member)
+        self._dispatcher.heard(*member)
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
         """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.control.run_directory import read_json, write_json
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.state_codec import decode_state, encode_state
 from spare_megatron.coordinator.journal_parts import FORMAT, JournalPlace, snapshot_path
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.state_codec import decode_state, encode_state
+from spare_megatron.runtime.run_directory import read_json, write_json
 
 
 @dataclass(frozen=True)

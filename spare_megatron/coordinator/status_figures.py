@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.controller.assign_types import USUAL
-from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.standing import only_hosts, sure_hosts
-from spare_megatron.controller.view import Offer
+from spare_megatron.protocol.assign_types import USUAL
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.standing import only_hosts, sure_hosts
+from spare_megatron.protocol.view import Offer
 
 
 def status_figures(state: State) -> dict[str, Any]:

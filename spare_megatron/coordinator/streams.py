@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 
 import grpc.aio
 
-from spare_megatron import failpoints
-from spare_megatron.control.encoded_order import AnyOrder
+from spare_megatron.control_plane.encoded_order import AnyOrder
+from spare_megatron.runtime import failpoints
 
 
 class Stream:

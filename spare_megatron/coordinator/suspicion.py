@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.membership import waited_for
-from spare_megatron.controller.messages import Event, JoinersLate, Loss, Lost, Standstill
 from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
 from spare_megatron.coordinator.learner_watch import LearnerWatch
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.membership import waited_for
+from spare_megatron.protocol.messages import Event, JoinersLate, Loss, Lost, Standstill
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch, because the ranks of one host die within

@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from spare_megatron import failpoints
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
 from spare_megatron.coordinator.journal_parts import copy_journal, link_parts
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
 
 
 class UnseenError(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spare_megatron.control.reports import LastRank
+from spare_megatron.control_plane.reports import LastRank
 
 
 class GroupStanding(NamedTuple):

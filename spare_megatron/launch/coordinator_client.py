@@ -9,9 +9,9 @@ from typing import Any
 
 import grpc.aio
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Backoff, Security, call_once, open_channel
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Backoff, Security, call_once, open_channel
+from spare_megatron.runtime.run_directory import RunDirectory
 
 TELL_S = 1.0
 """Time-out of one call of the coordinator, which is then repeated."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from spare_megatron.control.disk import words
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import pause_s
+from spare_megatron.runtime.disk import words
 
 
 async def until_fit(

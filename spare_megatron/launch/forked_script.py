@@ -20,11 +20,11 @@ import time
 import types
 from typing import Any
 
-from spare_megatron import failpoints
-from spare_megatron.control import leader_process
-from spare_megatron.control.import_variables import note_fork
-from spare_megatron.control.process_image import show_as
-from spare_megatron.control.stop_signals import STOP_SIGNALS
+from spare_megatron.control_plane import leader_process
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.import_variables import note_fork
+from spare_megatron.runtime.process_image import show_as
+from spare_megatron.runtime.stop_signals import STOP_SIGNALS
 
 
 class ForkedScript:

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.brief_command import CommandEnd, run_command
-from spare_megatron.control.child_guard import ChildGuard
-from spare_megatron.control.run_directory import glance
-from spare_megatron.controller.codec import decode
 from spare_megatron.launch.health_probe import HealthNeeds
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.protocol.codec import decode
+from spare_megatron.runtime.brief_command import CommandEnd, run_command
+from spare_megatron.runtime.child_guard import ChildGuard
+from spare_megatron.runtime.run_directory import glance
 
 PROBE_LIMIT_S = 120.0
 """How long the probe may take; with CUDA it imports torch."""

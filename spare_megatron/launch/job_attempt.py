@@ -19,11 +19,8 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import security_of
-from spare_megatron.control.directory_watch import DirectoryWatch
-from spare_megatron.control.disk import SideFiles, patiently
-from spare_megatron.control.run_directory import glance
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import security_of
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
@@ -46,6 +43,9 @@ from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.standby_book import StandbyBook
 from spare_megatron.launch.standbys import Standbys
+from spare_megatron.runtime.directory_watch import DirectoryWatch
+from spare_megatron.runtime.disk import SideFiles, patiently
+from spare_megatron.runtime.run_directory import glance
 
 GROUP_GRACE_S = 0.3
 """Time between the first exit of a rank and the kill of its group's other ranks, in which they can still log why."""

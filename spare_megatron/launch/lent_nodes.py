@@ -19,13 +19,13 @@ import grpc.aio
 
 from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.plural import counted
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import LAUNCHER, Security, serve
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.run_directory import RunDirectory, write_json
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import LAUNCHER, Security, serve
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.node_facts import gpus_here, versions_here
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 NAME_MAX = 200
 """Characters of a name or sentence of an agent that are shown."""

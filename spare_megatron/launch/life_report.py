@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.last_words import LastWords, read_last_words
-from spare_megatron.control.run_directory import RunDirectory, glance, read_json
+from spare_megatron.control_plane.last_words import LastWords, read_last_words
 from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
 from spare_megatron.launch.restart_policy import EndedLife, JobProgress, Obstacles, is_failure, needs_checkpoint
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json
 
 _ELSEWHERE = re.compile(r"closed by peer|[Cc]onnection reset|Broken pipe|[Rr]emote (process|peer)|DistNetworkError")
 """Errors of torch's collectives and stores where the process at the other end is gone."""

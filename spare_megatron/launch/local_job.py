@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.launch.group_restarts import FIRST_PAUSE_S
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,13 @@ from typing import Any
 import grpc.aio
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.brief_command import run_command
-from spare_megatron.control.channel import LAUNCHER, Security, call_stream, open_channel
-from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import LAUNCHER, Security, call_stream, open_channel
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG
 from spare_megatron.launch.node_facts import gpus_here, not_here, versions_here
 from spare_megatron.launch.processes import Child, Processes
+from spare_megatron.runtime.brief_command import run_command
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 PATIENCE_S = 10.0
 """How long the launcher may be silent."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.control.import_variables import import_environment
-from spare_megatron.control.launcher_watch import has_ended
+from spare_megatron.control_plane.launcher_watch import has_ended
 from spare_megatron.launch import preload_wire as wire
+from spare_megatron.runtime.import_variables import import_environment
 
 ANSWER_S = 5.0
 """How long a parent may take to fork or to reap; one that takes longer forks no more."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import spare_megatron
-from spare_megatron.control.socket_reads import read_exactly
+from spare_megatron.runtime.socket_reads import read_exactly
 
 PACKAGE = Path(spare_megatron.__file__).resolve().parent
 _OTHER = "the other side"

@@ -38,11 +38,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spare_megatron import failpoints
-from spare_megatron.control.import_variables import import_environment
-from spare_megatron.control.stop_signals import ignore_stop_signals
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.import_variables import import_environment
+from spare_megatron.runtime.stop_signals import ignore_stop_signals
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""

@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from spare_megatron.control.disk import words as words_of
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect, search_path_of
 from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.script_modules import modules_of
+from spare_megatron.runtime.disk import words as words_of
 
 LISTENING = "SPARE_PRELOADED"
 """Environment variable: the socket of a preloaded parent that is there already."""

@@ -1,7 +1,7 @@
 """Starts a job's processes on this machine, each in its own process group, learns of their end, and kills by group.
 
 A pidfd becomes readable when its process ends, so an exit is known within a millisecond and without a thread. A guard
-(:mod:`spare_megatron.control.child_guard`) kills them if this process dies.
+(:mod:`spare_megatron.runtime.child_guard`) kills them if this process dies.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from spare_megatron import failpoints
-from spare_megatron.control.child_guard import ChildGuard
-from spare_megatron.control.disk import patiently, words
-from spare_megatron.control.run_directory import write_json
 from spare_megatron.launch.preload_client import ForkedProcess
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.child_guard import ChildGuard
+from spare_megatron.runtime.disk import patiently, words
+from spare_megatron.runtime.run_directory import write_json
 
 KILLED_S = 30.0
 """How long killed processes have to end, before the launcher goes on without them."""

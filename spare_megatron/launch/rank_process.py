@@ -11,10 +11,10 @@ from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
 from spare_megatron.config.place import PLACE_FILE
-from spare_megatron.control.run_directory import RunDirectory, waits_file, write_json
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Fork, Processes
+from spare_megatron.runtime.run_directory import RunDirectory, waits_file, write_json
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.group_restarts import Absences, GroupStart, named
 from spare_megatron.launch.processes import ListedRank
 from spare_megatron.launch.rank_process import RankProcess, RankStarter
+from spare_megatron.runtime.run_directory import glance
 
 LOOK_S = 0.5
 """Time between two looks at who is there."""

@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from spare_megatron.config.plural import counted
-from spare_megatron.control.run_directory import glance
 from spare_megatron.launch.fit_host import until_fit
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, named
+from spare_megatron.runtime.run_directory import glance
 
 LOOK_S = 0.1
 BACK_S = 60.0

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.folder import last_good, publish_left_over
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], told: Callable[[str], None]) -> None:

@@ -16,11 +16,11 @@ from typing import Protocol
 
 from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.plural import counted
-from spare_megatron.control.disk import words
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.fit_host import until_fit
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
+from spare_megatron.runtime.disk import words
 
 ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""

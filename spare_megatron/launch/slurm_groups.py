@@ -24,9 +24,7 @@ from pathlib import Path
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import LENT_TO, POSITIONS
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.brief_command import run_command
-from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
@@ -38,6 +36,8 @@ from spare_megatron.launch.rank_processes import LOOK_S
 from spare_megatron.launch.restarter import NoStandbys, Restarter
 from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, told_of
 from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
+from spare_megatron.runtime.brief_command import run_command
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 RESUMED_LOOK_S = 10.0
 """Time between two looks at whether Slurm has nodes again that groups wait for."""

@@ -18,9 +18,7 @@ from dataclasses import replace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.channel import security_of
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.run_directory import read_json, write_json
+from spare_megatron.control_plane.channel import security_of
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.lent_nodes import LentNodes, NodeNeeds
 from spare_megatron.launch.life_report import ended_life, forget_last_life
@@ -50,6 +48,8 @@ from spare_megatron.launch.slurm_commands import (
 from spare_megatron.launch.slurm_lend import LEND_STEP
 from spare_megatron.launch.slurm_life import SlurmLaunch, SlurmLife
 from spare_megatron.launch.supervisor import SIGNALS_WAIT_S, on_stop_signals
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import read_json, write_json
 
 AFTER_S = 3.0
 """How often the first coordinator looks, after the end of a life, whether the batch script's node is lost."""

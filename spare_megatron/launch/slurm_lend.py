@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.launch.node_agent import launcher_address
 from spare_megatron.launch.slurm_commands import SRUN, step_names
 from spare_megatron.launch.supervisor import on_stop_signals
+from spare_megatron.runtime.run_directory import RunDirectory
 
 LEND_STEP = "spare-lend"
 """Name of the step."""

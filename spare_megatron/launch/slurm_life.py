@@ -19,9 +19,7 @@ from pathlib import Path
 from spare_megatron.config.allocation import Allocation, kept_variables
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.channel import security_of
-from spare_megatron.control.disk import patiently
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.control_plane.channel import security_of
 from spare_megatron.coordinator.terms import Term, Terms
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
@@ -33,6 +31,8 @@ from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 POLL_S = 0.1
 RESTART_PAUSE_S = 1.0

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from spare_megatron.config.exits import status_words
-from spare_megatron.control.disk import words
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
 from spare_megatron.launch.rank_process import (
@@ -29,6 +27,8 @@ from spare_megatron.launch.rank_process import (
 )
 from spare_megatron.launch.refills import Refills
 from spare_megatron.launch.standby_book import StandbyBook, first_choice
+from spare_megatron.runtime.disk import words
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 @dataclass

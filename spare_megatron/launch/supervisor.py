@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
-from spare_megatron.control.disk import END_PATIENCE_S, SideFiles
-from spare_megatron.control.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import Life
 from spare_megatron.launch.life_report import ended_life, forget_last_life
@@ -23,6 +21,8 @@ from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_life
+from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
+from spare_megatron.runtime.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 
 SIGNALS_WAIT_S = 0.05
 """A pause after work that blocked the event loop, in which signals that came meanwhile are handled."""

@@ -213,7 +213,7 @@ def _tokenizer_flags(args: Namespace) -> Namespace:
     flags.tokenizer_hf_no_use_fast = not args.tokenizer_hf_use_fast
     flags.tokenizer_hf_no_include_special_tokens = not args.tokenizer_hf_include_special_tokens
     flags.special_tokens, flags.metadata_path = args.tokenizer_special_tokens, args.tokenizer_metadata
-    flags.pad_vocab_size = False  # trainer.tokenizer pads
+    flags.pad_vocab_size = False  # worker.tokenizer pads
     return flags
 
 

@@ -1,6 +1,6 @@
 """The step loop's engine on megatron-core: it computes and updates one rank of one group, and knows no other group.
 
-It implements the interface :class:`spare_megatron.trainer.engine.StepEngine` with megatron-core's schedules, gradient
+It implements the interface :class:`spare_megatron.worker.engine.StepEngine` with megatron-core's schedules, gradient
 buffers and optimizer. Between the backward pass and the optimizer step the gradients leave this module (``local_sum``)
 and return summed over the whole batch (``apply``).
 
@@ -29,7 +29,6 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
-from spare_megatron.controller.tickets import KnownTickets, Ticket, Tickets
 from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
@@ -43,6 +42,7 @@ from spare_megatron.megatron_adapter.model.tied_head import tied_head
 from spare_megatron.megatron_adapter.model.transferred_state import TransferableState
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.protocol.tickets import KnownTickets, Ticket, Tickets
 
 log = logging.getLogger(__name__)
 

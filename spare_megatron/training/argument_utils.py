@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any, NoReturn
 
-from spare_megatron.trainer.user_state import core_transformer_config_from_args as core_transformer_config_from_args
 from spare_megatron.training import command_line, megatron_exports
 from spare_megatron.training.pretrain_call import GPTModelConfig, HybridModelConfig, PretrainConfigContainer
+from spare_megatron.worker.user_state import core_transformer_config_from_args as core_transformer_config_from_args
 
 
 def gpt_config_from_args(

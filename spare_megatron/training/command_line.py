@@ -16,12 +16,12 @@ from typing import Any, NoReturn
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.core_differences import QuietLogs, explain_import
-from spare_megatron.trainer import user_state
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
-from spare_megatron.trainer.waiting import PlaceFormatter
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import user_state
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.waiting import PlaceFormatter
 
 _parsed: tuple[JobArguments, Namespace, dict[str, Any]] | None = None
 """What :func:`parse_and_validate_args` has read: the job, its flags, and a copy of them."""
@@ -54,7 +54,7 @@ def job_runner() -> Callable[..., ExitCode]:
     """The function that builds and runs a rank, with all that it imports. Raises ConfigError where a package is not
     there."""
     try:
-        from spare_megatron.trainer.megatron_job import run_megatron_job
+        from spare_megatron.worker.megatron_job import run_megatron_job
     except ImportError as error:
         raise explain_import(error) or error from error
     return run_megatron_job

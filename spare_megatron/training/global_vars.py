@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.trainer.user_state import get_adlr_autoresume, get_args, get_one_logger, get_timers, get_tokenizer
 from spare_megatron.training import megatron_exports
+from spare_megatron.worker.user_state import get_adlr_autoresume, get_args, get_one_logger, get_timers, get_tokenizer
 
 __all__ = ["get_adlr_autoresume", "get_args", "get_one_logger", "get_timers", "get_tokenizer"]
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 
-_STATE = "spare_megatron.trainer.user_state"
+_STATE = "spare_megatron.worker.user_state"
 _UTILS, _ENTRY, _FLAGS = (f"spare_megatron.training.{name}" for name in ("utils", "training", "arguments"))
 
 EXPORTS = {
     "ModelType": "spare_megatron.training.model_type",
-    "carry_state": "spare_megatron.trainer.carried_state",
+    "carry_state": "spare_megatron.worker.carried_state",
     "core_transformer_config_from_args": _STATE,
     "get_adlr_autoresume": _STATE,
     "get_args": _STATE,

@@ -13,12 +13,12 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
-from spare_megatron.control.last_words import said_before_the_end
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control_plane.last_words import said_before_the_end
 from spare_megatron.megatron_adapter.imports import uncollected
-from spare_megatron.trainer.user_state import get_args
+from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.training import command_line, megatron_exports
 from spare_megatron.training.pretrain_call import read_call
+from spare_megatron.worker.user_state import get_args
 
 
 def pretrain(*positional: Any, **named: Any) -> None:

@@ -11,8 +11,8 @@ import torch
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.blends import Blend, blends
-from spare_megatron.trainer.user_state import get_args, print_rank_0
 from spare_megatron.training import megatron_exports
+from spare_megatron.worker.user_state import get_args, print_rank_0
 
 __all__ = [
     "average_losses_across_data_parallel_group",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import Any
 
-from spare_megatron.trainer.user_state import core_transformer_config_from_args
 from spare_megatron.training import megatron_exports
+from spare_megatron.worker.user_state import core_transformer_config_from_args
 
 
 def core_transformer_config_from_yaml(args: Namespace, transfomer_key: str = "language_model") -> Any:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from spare_megatron.transfer.courier import Courier, PartHeader
-from spare_megatron.transfer.parcels import Landing, read_header
+from spare_megatron.transfer.fetch_client import PartHeader, StateFetchClient
+from spare_megatron.transfer.parcels import ReceiveBuffer, read_header
 from spare_megatron.transfer.transport import FetchError, FetchOverError, Parcel
 
 LOOK_S = 0.1
@@ -22,32 +22,34 @@ Made = TypeVar("Made")
 
 
 def fetch_parcel(
-    couriers: Sequence[Courier],
+    clients: Sequence[StateFetchClient],
     step: int,
     place: Callable[[Parcel], Mapping[str, torch.Tensor]],
     over: Callable[[], bool],
 ) -> Parcel:
-    """See :meth:`spare_megatron.transfer.transport.StateTransport.fetch`. Whatever it raises, the couriers have been
+    """See :meth:`spare_megatron.transfer.transport.StateTransport.fetch`. Whatever it raises, the clients have been
     stopped, and nothing writes into the tensors any more."""
-    assert couriers, "a parcel comes from at least one donor"
+    assert clients, "a parcel comes from at least one donor"
     try:
-        told = _together([partial(one.header, step) for one in couriers], couriers, over)
-        parcel = _agreed(couriers, told, step)
+        told = _together([partial(one.header, step) for one in clients], clients, over)
+        parcel = _agreed(clients, told, step)
         tensors = place(parcel)
         _check_place(parcel, tensors)
-        landings = [Landing(tensors, number, len(couriers)) for number in range(len(couriers))]
-        works = [partial(one.take, landing) for one, landing in zip(couriers, landings, strict=True)]
-        _together(works, couriers, over)
+        buffers = [ReceiveBuffer(tensors, number, len(clients)) for number in range(len(clients))]
+        works = [partial(one.take, buffer) for one, buffer in zip(clients, buffers, strict=True)]
+        _together(works, clients, over)
         return Parcel({name: tensors[name] for name in parcel.tensors}, parcel.values)
     except BaseException:
-        for one in couriers:
+        for one in clients:
             one.stop()
             one.close()
         raise
 
 
-def _together(works: Sequence[Callable[[], Made]], couriers: Sequence[Courier], over: Callable[[], bool]) -> list[Made]:
-    """Do each courier's work in a thread; what they make, in order. When one fails, or it is over, all end."""
+def _together(
+    works: Sequence[Callable[[], Made]], clients: Sequence[StateFetchClient], over: Callable[[], bool]
+) -> list[Made]:
+    """Do each client's work in a thread; what they make, in order. When one fails, or it is over, all end."""
     done: queue.SimpleQueue[tuple[int, Made | Exception]] = queue.SimpleQueue()
 
     def run(number: int) -> None:
@@ -58,7 +60,7 @@ def _together(works: Sequence[Callable[[], Made]], couriers: Sequence[Courier], 
 
     threads = [
         threading.Thread(target=run, args=(number,), name=f"transfer-from-{one.source.member.group}", daemon=True)
-        for number, one in enumerate(couriers)
+        for number, one in enumerate(clients)
     ]
     made: dict[int, Made] = {}
     for thread in threads:
@@ -75,7 +77,7 @@ def _together(works: Sequence[Callable[[], Made]], couriers: Sequence[Courier], 
                 raise found
             made[number] = found
     except BaseException:
-        for one in couriers:
+        for one in clients:
             one.stop()
         raise
     finally:
@@ -84,16 +86,16 @@ def _together(works: Sequence[Callable[[], Made]], couriers: Sequence[Courier], 
     return [made[number] for number in range(len(works))]
 
 
-def _agreed(couriers: Sequence[Courier], told: Sequence[PartHeader], step: int) -> Parcel:
+def _agreed(clients: Sequence[StateFetchClient], told: Sequence[PartHeader], step: int) -> Parcel:
     """The parcel that all donors tell of. Raises FetchError."""
-    for number, (one, heard) in enumerate(zip(couriers, told, strict=True)):
-        if (heard.part, heard.parts) != (number, len(couriers)):
+    for number, (one, heard) in enumerate(zip(clients, told, strict=True)):
+        if (heard.part, heard.parts) != (number, len(clients)):
             raise FetchError(
                 f"{one.donor}, serves part {heard.part} of {heard.parts} of step {step}, but it is asked for part "
-                f"{number} of {len(couriers)}"
+                f"{number} of {len(clients)}"
             )
     usual, _ = Counter(heard.header for heard in told).most_common(1)[0]
-    for one, heard in zip(couriers, told, strict=True):
+    for one, heard in zip(clients, told, strict=True):
         if heard.header != usual:
             raise FetchError(
                 f"{one.donor}, tells of another parcel of step {step} than others: {_unlike(heard.header, usual)}"
@@ -101,7 +103,7 @@ def _agreed(couriers: Sequence[Courier], told: Sequence[PartHeader], step: int) 
     try:
         return read_header(usual)
     except ValueError as error:
-        raise FetchError(f"{couriers[0].donor}, serves step {step} in an unknown way: {error}") from error
+        raise FetchError(f"{clients[0].donor}, serves step {step} in an unknown way: {error}") from error
 
 
 def _unlike(one: bytes, other: bytes) -> str:

@@ -113,7 +113,7 @@ def in_memory(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-class Portion:
+class SendBuffer:
     """A copy of one part of a parcel, as a donor serves it."""
 
     def __init__(self, parcel: Parcel, part: int, parts: int) -> None:
@@ -138,7 +138,7 @@ class Portion:
         return digest(pieces), self._bytes[first:end].numpy().data
 
 
-class Landing:
+class ReceiveBuffer:
     """Where one part of a parcel arrives, chunk by chunk, in order: the memory of the tensors themselves or, for those
     of other devices, memory of two chunks from which they are filled: one while the other arrives."""
 

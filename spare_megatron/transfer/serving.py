@@ -1,4 +1,4 @@
-"""A donor's side of the connections over which its portions leave: one thread for each learner.
+"""A donor's side of the connections over which its buffers leave: one thread for each learner.
 
 A connection serves one offer, that of its call, and only the rank that has proved itself on it. It ends when the
 learner calls again, asks for something damaged, or neither asks nor takes anything for the time-out; the learner then
@@ -13,23 +13,23 @@ import threading
 import time
 
 from spare_megatron.collectives.handshake import Call, Member
-from spare_megatron.control.socket_reads import read_exactly
+from spare_megatron.runtime.socket_reads import read_exactly
 from spare_megatron.transfer import parcel_words as words
+from spare_megatron.transfer.offered_state import Missing, OfferedState
 from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
-from spare_megatron.transfer.parcels import CHUNK_BYTES, Portion
+from spare_megatron.transfer.parcels import CHUNK_BYTES, SendBuffer
 from spare_megatron.transfer.rate_limit import RateLimit
-from spare_megatron.transfer.shelf import Missing, Shelf
 
 LATER_S = 1.0
 """How long a request for what is not there yet is held back, at most, before it is answered."""
 
 
 class Serving:
-    """Answers the requests of all learners from one shelf. Thread-safe."""
+    """Answers the requests of all learners from one offered state. Thread-safe."""
 
-    def __init__(self, shelf: Shelf, timeout_s: float, rate_bytes_s: float) -> None:
+    def __init__(self, offered: OfferedState, timeout_s: float, rate_bytes_s: float) -> None:
         """``rate_bytes_s`` is for all learners together; 0 for no limit."""
-        self._shelf, self._timeout_s, self._limit = shelf, timeout_s, RateLimit(rate_bytes_s)
+        self._offered, self._timeout_s, self._limit = offered, timeout_s, RateLimit(rate_bytes_s)
         self._later_s = min(LATER_S, timeout_s / 4)
         self._closing = threading.Event()
         self._lock = threading.Lock()
@@ -84,7 +84,7 @@ class Serving:
                 sock.close()
 
     def _answer(self, sock: socket.socket, call: Call, request: PartRequest) -> None:
-        found = self._shelf.ask(call.number, call.caller, request.step, self._later_s)
+        found = self._offered.ask(call.number, call.caller, request.step, self._later_s)
         if isinstance(found, Missing):
             kind = words.LATER if found is Missing.LATER else words.GONE
             sock.sendall(words.pack_answer(PartAnswer(kind)))
@@ -95,29 +95,29 @@ class Serving:
         else:
             self._send_part(sock, call, found, request.offset)
 
-    def _send_part(self, sock: socket.socket, call: Call, portion: Portion, offset: int) -> None:
-        while offset < portion.size:
-            if portion.freed:
+    def _send_part(self, sock: socket.socket, call: Call, buffer: SendBuffer, offset: int) -> None:
+        while offset < buffer.size:
+            if buffer.freed:
                 sock.sendall(words.pack_answer(PartAnswer(words.GONE)))
                 return
             number = offset // CHUNK_BYTES
-            checksum, chunk = portion.chunk(number)
+            checksum, chunk = buffer.chunk(number)
             data = chunk[offset - number * CHUNK_BYTES :]
-            answer = PartAnswer(words.BYTES, portion.part, portion.parts, len(data), checksum)
-            self._send(sock, call, portion, answer, data)
+            answer = PartAnswer(words.BYTES, buffer.part, buffer.parts, len(data), checksum)
+            self._send(sock, call, buffer, answer, data)
             offset += len(data)
 
-    def _send(self, sock: socket.socket, call: Call, portion: Portion, answer: PartAnswer, data: memoryview) -> None:
-        """Send an answer and its bytes, no faster than allowed. Raises ConnectionError when the portion is freed or
+    def _send(self, sock: socket.socket, call: Call, buffer: SendBuffer, answer: PartAnswer, data: memoryview) -> None:
+        """Send an answer and its bytes, no faster than allowed. Raises ConnectionError when the buffer is freed or
         this rank leaves meanwhile; the learner hears why when it asks again."""
         sock.sendall(words.pack_answer(answer), socket.MSG_MORE)
         for start in range(0, len(data), self._limit.slice_bytes):
             part = data[start : start + self._limit.slice_bytes]
             wait_s = self._limit.wait_s(len(part), time.monotonic())
-            if (wait_s and self._closing.wait(wait_s)) or portion.freed:
+            if (wait_s and self._closing.wait(wait_s)) or buffer.freed:
                 raise ConnectionAbortedError("what is being sent is gone")
             sock.sendall(part)
-            self._shelf.gave(call.number, len(part))
+            self._offered.gave(call.number, len(part))
 
 
 class _Connection:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from spare_megatron.collectives.handshake import Identity, Member
-from spare_megatron.transfer.courier import Courier
-from spare_megatron.transfer.door import Door
+from spare_megatron.transfer.authenticated_listener import AuthenticatedListener
+from spare_megatron.transfer.fetch_client import StateFetchClient
 from spare_megatron.transfer.fetching import LOOK_S, fetch_parcel
+from spare_megatron.transfer.offered_state import OfferedState
 from spare_megatron.transfer.serving import Serving
-from spare_megatron.transfer.shelf import Shelf
 from spare_megatron.transfer.transport import FetchOverError, KeptParcels, Parcel, Source, StateTransport
 
 
@@ -27,14 +27,14 @@ class SocketTransport(StateTransport):
             rate_bytes_s: the most that this rank gives a second, to all learners together; 0 for no limit.
         """
         self._me, self._timeout_s = me, timeout_s
-        self._shelf = Shelf()
-        self._serving = Serving(self._shelf, timeout_s, rate_bytes_s)
-        self._door = Door(me, host, self._serving.welcome)
+        self._offered = OfferedState()
+        self._serving = Serving(self._offered, timeout_s, rate_bytes_s)
+        self._door = AuthenticatedListener(me, host, self._serving.welcome)
         self._closing = threading.Event()
         self._fetching = threading.Lock()
         """Held by the one fetch that goes on; guards what is below."""
         self._offer: tuple[int, tuple[Source, ...]] | None = None
-        self._couriers: list[Courier] = []
+        self._clients: list[StateFetchClient] = []
         """Their connections stay open from parcel to parcel of one offer."""
 
     @property
@@ -42,16 +42,16 @@ class SocketTransport(StateTransport):
         return self._door.address
 
     def open(self, number: int, learner: Member, part: int, parts: int) -> None:
-        self._shelf.open(number, learner, part, parts)
+        self._offered.open(number, learner, part, parts)
 
     def put(self, number: int, step: int, parcel: Parcel) -> None:
-        self._shelf.put(number, step, parcel)
+        self._offered.put(number, step, parcel)
 
     def kept(self, number: int) -> KeptParcels:
-        return self._shelf.kept(number)
+        return self._offered.kept(number)
 
     def drop(self, number: int) -> None:
-        self._shelf.drop(number)
+        self._offered.drop(number)
 
     def fetch(
         self,
@@ -71,9 +71,9 @@ class SocketTransport(StateTransport):
             if self._offer != (number, tuple(sources)):
                 self._part()
                 self._offer = number, tuple(sources)
-                self._couriers = [Courier(self._me, number, one, self._timeout_s) for one in sources]
+                self._clients = [StateFetchClient(self._me, number, one, self._timeout_s) for one in sources]
             try:
-                return fetch_parcel(self._couriers, step, place, ends)
+                return fetch_parcel(self._clients, step, place, ends)
             except BaseException:
                 self._part()
                 raise
@@ -85,13 +85,13 @@ class SocketTransport(StateTransport):
             return
         self._closing.set()
         self._door.close()
-        self._shelf.close()
+        self._offered.close()
         self._serving.close()
         with self._fetching:
             self._part()
 
     def _part(self) -> None:
         """Hang up on all donors."""
-        for courier in self._couriers:
-            courier.close()
-        self._offer, self._couriers = None, []
+        for client in self._clients:
+            client.close()
+        self._offer, self._clients = None, []

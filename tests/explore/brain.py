@@ -1,6 +1,6 @@
 """The states of a coordinator's machine as a graph: the real machine with the real encoding of the journal.
 
-A :class:`Brain` is one state of :func:`spare_megatron.controller.machine.step`. Machine states that differ only in
+A :class:`Brain` is one state of :func:`spare_megatron.protocol.machine.step`. Machine states that differ only in
 sentences for people, on which no decision depends, are the same brain. Each (brain, event) is decided once: the
 invariants are checked, the record is encoded as in the journal and decoded, and the decoded event must lead to the same
 decision. So, by induction, the replay of every journal that leads to a brain makes the same decisions.
@@ -13,11 +13,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
-from spare_megatron.controller import codec, invariants, machine
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.state import Plan, Standing, State
-from spare_megatron.controller.transition import minority
 from spare_megatron.coordinator import journal
+from spare_megatron.protocol import codec, invariants, machine
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.state import Plan, Standing, State
+from spare_megatron.protocol.transition import minority
 from tests.explore.keep import Keeper, Kept
 
 SENTENCES = frozenset({"outcome_reason", "spec", "placement"})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spare_megatron.controller import draining, relief
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import State, initial_state
-from spare_megatron.controller.speeds import slowness_after
+from spare_megatron.protocol import draining, relief
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import State, initial_state
+from spare_megatron.protocol.speeds import slowness_after
 from tests.explore import judge, observer
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spare_megatron.controller import messages as m
+from spare_megatron.protocol import messages as m
 from tests.explore.brain import Step
 from tests.explore.process import Process, Result, Violation
 from tests.explore.shape import Shape

@@ -12,7 +12,7 @@ nobody reads, and at the first record that needs a confirmation it ends without 
 rule 8). Messages that it sent before are still on the way. So the journal may hold a final record of which nobody, or
 not everybody, has heard.
 
-What must hold, beside controller.invariants after each event:
+What must hold, beside protocol.invariants after each event:
 
 * a member's last commit never goes back, and a member that is told to apply a result holds it;
 * all groups apply the same sum for a step; it has each piece of the batch once, and audited pieces are right;
@@ -31,8 +31,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.membership import waited_for
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.membership import waited_for
 from tests.explore.effects import Effects
 from tests.explore.process import Process
 from tests.explore.shape import Shape

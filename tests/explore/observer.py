@@ -27,16 +27,16 @@ demands:
   the way.
 
 Plans that are no partition, commits that are repeated or skipped, different results of one step are found by
-:mod:`spare_megatron.controller.invariants` and :func:`tests.explore.judge.applied`.
+:mod:`spare_megatron.protocol.invariants` and :func:`tests.explore.judge.applied`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.state import State
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.state import State
 from tests.explore.brain import Step
 from tests.explore.judge import offered
 from tests.explore.memory import Memory, Who

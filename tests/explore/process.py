@@ -1,9 +1,9 @@
 """A model of one process of a group: an immutable value, and pure functions that make the next one.
 
-Its orders change by the real :mod:`spare_megatron.controller.member`, and its votes are made by the real
-:class:`spare_megatron.control.group_aggregation.Ballots`. The training thread (trainer.loop, trainer.step: compute what
-the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting are modelled. A group has one
-rank, because this model is not about how the ranks of a group agree.
+Its orders change by the real :mod:`spare_megatron.protocol.member`, and its votes are made by the real
+:class:`spare_megatron.control_plane.group_aggregation.Ballots`. The training thread (worker.loop, worker.step: compute
+what the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting are modelled. A group has
+one rank, because this model is not about how the ranks of a group agree.
 
 A process runs all segments that it knows of and contributes to the sum in one move: messages that it hears between two
 segments only add segments, and either order leads to the same value.
@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from spare_megatron.control.group_aggregation import Ballots
-from spare_megatron.control.reports import Reduced
-from spare_megatron.controller import audits, member, saves
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.member import Change, Orders, first_orders
-from spare_megatron.controller.rebalance import first_given
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.control_plane.group_aggregation import Ballots
+from spare_megatron.control_plane.reports import Reduced
+from spare_megatron.protocol import audits, member, saves
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.member import Change, Orders, first_orders
+from spare_megatron.protocol.rebalance import first_given
+from spare_megatron.protocol.view import Offer, View
 from tests.explore.keep import Keeper, Kept
 
 Found = tuple[int, int]

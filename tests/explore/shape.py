@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol.messages import JobSpec
 
 FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.control.group_aggregation import Ballots
-from spare_megatron.controller import (
+from spare_megatron.control_plane.group_aggregation import Ballots
+from spare_megatron.coordinator import journal
+from spare_megatron.protocol import (
     codec,
     ending,
     invariants,
@@ -25,11 +26,10 @@ from spare_megatron.controller import (
     transition,
     voting,
 )
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.state import Plan, Standing, State
-from spare_megatron.controller.transition import Transition
-from spare_megatron.controller.view import View
-from spare_megatron.coordinator import journal
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.state import Plan, Standing, State
+from spare_megatron.protocol.transition import Transition
+from spare_megatron.protocol.view import View
 from tests.explore.model import Model
 from tests.explore.search import CounterexampleError, Explorer
 from tests.explore.shape import Shape

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import pytest
 
-from spare_megatron.controller import audits, machine, offers, saves, voting
-from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.messages import Action
-from spare_megatron.controller.state import State
-from spare_megatron.controller.transition import Transition
-from spare_megatron.controller.view import MemberId
+from spare_megatron.protocol import audits, machine, offers, saves, voting
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.messages import Action
+from spare_megatron.protocol.state import State
+from spare_megatron.protocol.transition import Transition
+from spare_megatron.protocol.view import MemberId
 from tests.explore.shapes import WALKS
 from tests.explore.walker import Finding, Walker, repeat, shorten
 

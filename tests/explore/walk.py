@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.coordinator.journal import Journal, Replayed, replay
+from spare_megatron.protocol.machine import initial_state, step
 from tests.explore.model import Model, Move
 from tests.explore.search import tell
 from tests.explore.world import World

@@ -17,7 +17,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import check, core_versions, no_effect, refusals
 from spare_megatron.flags.specs import FlagSpec
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 from tests.pure.flags_of_a_job import SMALL, launched, without
 
 ROPE = "--position-embedding-type rope"

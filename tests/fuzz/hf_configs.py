@@ -226,7 +226,7 @@ def job_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
     rest = "--mock-data --tokenizer-type NullTokenizer --vocab-size 10 --micro-batch-size 1 --train-iters 2 --lr 1e-3"

@@ -11,7 +11,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.data.preprocess import command
 from spare_megatron.megatron_adapter.data.tokenizers import needed_eod, special_id
-from spare_megatron.trainer.tokenizer import END_FLAGS, build_tokenizer
+from spare_megatron.worker.tokenizer import END_FLAGS, build_tokenizer
 from tests.megatron.test_word_memory import train_sentencepiece
 from tests.pure.flags_of_a_job import job_of
 

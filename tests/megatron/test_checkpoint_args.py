@@ -55,10 +55,10 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer import user_state
-    from spare_megatron.trainer.job_arguments import parse_job
-    from spare_megatron.trainer.start import load_start
-    from spare_megatron.trainer.tokenizer import build_tokenizer
+    from spare_megatron.worker import user_state
+    from spare_megatron.worker.job_arguments import parse_job
+    from spare_megatron.worker.start import load_start
+    from spare_megatron.worker.tokenizer import build_tokenizer
 
     job, args = parse_job([*FLAGS.split(), "--load", load])
     here = world.init_group_world(job.shape, 0, store)
@@ -116,7 +116,7 @@ def test_the_first_loss_of_a_converted_model_is_that_of_transformers(tmp_path: P
 def same_shape_again(converted: Path, rows: int) -> None:
     """What a job of ours saved says the same about its model as what the conversion wrote, to a later job."""
     from spare_megatron.flags import checkpoint_args
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     jobs = [parse_job([*FLAGS.split(), "--load", str(load)]) for load in (converted, converted / "trained")]
     names = (*checkpoint_args.MODEL, *checkpoint_args.SIZES, *checkpoint_args.COMMAND_LINE)

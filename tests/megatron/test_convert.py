@@ -33,7 +33,7 @@ def our_logits(save: Path, tokens: torch.Tensor, labels: torch.Tensor | None = N
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     words = shlex.split((save / "model_flags.txt").read_text())
     rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
@@ -116,7 +116,7 @@ def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) ->
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "cut", "hf", "legacy", "--saver-transformer-impl", "local")
@@ -211,7 +211,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 def test_the_configs_of_published_models_are_taken(name: str) -> None:
     from spare_megatron.checkpoint.convert.hf_config import shape_of_config
     from spare_megatron.checkpoint.convert.model_args import flags_of_shape
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     config, flags = PUBLISHED[name]
     words = flags_of_shape(shape_of_config(config), torch.bfloat16)

@@ -47,7 +47,7 @@ def replica() -> Iterator[Any]:
     """The job's model in a world of this process alone."""
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     job, _ = parse_job(FLAGS)
     here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)

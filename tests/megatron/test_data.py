@@ -33,9 +33,9 @@ def flags(directory: str, seed: int, *extra: str) -> list[str]:
 
 def start_job(words: list[str], groups: int, group: int, position: int) -> tuple[Any, Any]:
     """The flags of one rank, known to users' code as pretrain makes them known."""
-    from spare_megatron.trainer import user_state
-    from spare_megatron.trainer.job_arguments import parse_job
-    from spare_megatron.trainer.tokenizer import build_tokenizer
+    from spare_megatron.worker import user_state
+    from spare_megatron.worker.job_arguments import parse_job
+    from spare_megatron.worker.tokenizer import build_tokenizer
 
     place = {"SPARE_NUM_GROUPS": groups, "SPARE_GROUP": group, "SPARE_POSITION": position}
     job, args = parse_job(words, {name: str(value) for name, value in place.items()})
@@ -58,7 +58,7 @@ def play(rank: int, store: Any, name: str, words: list[str], ranks: int, lock: b
     from spare_megatron.data import dataset_build
     from spare_megatron.data.data_files import check_data
     from spare_megatron.megatron_adapter.model import world as group_world
-    from spare_megatron.trainer.user_state import get_tokenizer
+    from spare_megatron.worker.user_state import get_tokenizer
 
     group, position = divmod(rank, ranks)
     job, args = start_job(words, 4 // ranks, group, position)

@@ -61,7 +61,7 @@ def core_logits(converted: Path, checkpoint: Path, tokens: torch.Tensor, rows: i
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     words = shlex.split((converted / "model_flags.txt").read_text())
     rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 32"

@@ -71,7 +71,7 @@ def test_weights_come_out_of_megatrons_fsdp(kind: str, format_: str, tmp_path: P
 
 def test_a_job_says_what_converts_them(tmp_path: Path) -> None:
     from spare_megatron.config.errors import ConfigError
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     own = tmp_path / "own"
     write(own / "iter_0000007", {"decoder.final_layernorm.weight": torch.ones(3)}, {"num_layers": 2})

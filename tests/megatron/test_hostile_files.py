@@ -56,7 +56,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _args() -> Any:
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     args = parse_job(FLAGS)[1]
     args.padded_vocab_size = 128
@@ -288,7 +288,7 @@ def test_files_of_a_tokenizer(tmp_path: Path, marker: Path) -> None:
 
 
 def test_yaml(tmp_path: Path, marker: Path) -> None:
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     (tmp_path / "flags.yaml").write_text(f"num_layers: !!python/object/apply:os.mkdir ['{marker}']\n")
     with pytest.raises(ConfigError, match=r"flags\.yaml"):

@@ -49,7 +49,7 @@ CASES = {
 def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     """One rank of a group, with made-up microbatches."""
     from spare_megatron.megatron_adapter.model.world import init_group_world
-    from spare_megatron.trainer.job_arguments import parse_job
+    from spare_megatron.worker.job_arguments import parse_job
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
     words = [*FLAGS, *flags, "--spare-redundancy", "1", "--spare-piece-microbatches", "1"]

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.controller.messages import Lost, SendCommit
 from spare_megatron.coordinator import journal
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.placement.placement import build_placement
+from spare_megatron.protocol.messages import Lost, SendCommit
 from tests.process.harness import Job, launch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]

@@ -41,9 +41,9 @@ def train(extra: str, store: Any) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world as group_world
     from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.trainer import user_state
-    from spare_megatron.trainer.tokenizer import build_tokenizer
     from spare_megatron.training.utils import unwrap_model
+    from spare_megatron.worker import user_state
+    from spare_megatron.worker.tokenizer import build_tokenizer
 
     job, args = job_of(f"--global-batch-size 2 {extra}")
     shape: JobShape = job.shape

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.checkpoint.folder import last_good
-from spare_megatron.control.run_directory import RunDirectory
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from spare_megatron.watch.waiting_counts import waiting_counts
+from spare_megatron.monitor.waiting_counts import waiting_counts
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.megatron.test_return import kept, train
 from tests.process.harness import RESTARTS
 from tests.process.returning import check_same, is_member, leave_whole, voted

@@ -118,8 +118,8 @@ class Transfer:
 
         from spare_megatron.megatron_adapter.model import world
         from spare_megatron.megatron_adapter.model.losses import averages
-        from spare_megatron.trainer.evaluation import EvaluatingEngine, Evaluation
-        from spare_megatron.trainer.reporting import ReportingEngine, StepHooks
+        from spare_megatron.worker.evaluation import EvaluatingEngine, Evaluation
+        from spare_megatron.worker.reporting import ReportingEngine, StepHooks
         from tests.megatron import groups
 
         one = groups.engine_of({**self.case, "seed": seed}, self.position, PrefixStore(name, self.store))

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from spare_megatron.config.shape import JobShape
-from spare_megatron.controller.tickets import Ticket
 from spare_megatron.megatron_adapter.model.exact import ExactGradients
+from spare_megatron.protocol.tickets import Ticket
 
 SIZES = ({"a": 5, "b": 2048, "c": 3}, {"d": 1025, "e": 7})
 """Elements of each chunk's parameters; a gap of one element is behind each."""

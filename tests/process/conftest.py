@@ -12,7 +12,7 @@ import pytest
 def calm_of_three(once: Callable[..., Any]) -> dict[int, set[str]]:
     """Step -> the digest of the weights after it that a group votes, of a run of three groups without failures
     (:mod:`tests.process.three_groups`)."""
-    from spare_megatron.control.group_aggregation import joined_digests
+    from spare_megatron.control_plane.group_aggregation import joined_digests
     from tests.process.returning import calm_pipeline
     from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 

@@ -16,18 +16,18 @@ import threading
 import time
 from pathlib import Path
 
-from spare_megatron import failpoints
 from spare_megatron.checkpoint.folder import iteration_name, last_good, step_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.timeouts import timeouts_from
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.session import Session
-from spare_megatron.controller.member import Orders
-from spare_megatron.controller.messages import JobSpec, ReductionResult
-from spare_megatron.trainer.fault_injection import Injector
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.member import Orders
+from spare_megatron.protocol.messages import JobSpec, ReductionResult
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker.fault_injection import Injector
 
 LOOK_S = 0.01
 """How often a rank that ends looks whether it still saves."""

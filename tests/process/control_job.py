@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.journal import Record, read, verify
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 ROOT = Path(__file__).parents[2]
 PYTHON = (sys.executable, "-W", "error", "-m")

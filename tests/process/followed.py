@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.coordinator.journal import JournalError, Record, read
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import State, initial_state, step
 
 
 @dataclass(frozen=True)

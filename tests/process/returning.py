@@ -10,10 +10,10 @@ from queue import SimpleQueue
 import torch
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.group_aggregation import joined_digests
-from spare_megatron.controller.messages import SendView, Vote
-from spare_megatron.controller.view import View
+from spare_megatron.control_plane.group_aggregation import joined_digests
 from spare_megatron.coordinator.journal import Record, read
+from spare_megatron.protocol.messages import SendView, Vote
+from spare_megatron.protocol.view import View
 from tests.process.followed import follow
 from tests.process.harness import Job
 from tests.process.toy_engine import ToyEngine

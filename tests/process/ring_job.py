@@ -1,8 +1,8 @@
 """A job of groups that are threads of this process, around the real controller and the real replica communicators.
 
-The coordinator is :func:`spare_megatron.controller.machine.step`, fed with votes that are made from the outcomes of
+The coordinator is :func:`spare_megatron.protocol.machine.step`, fed with votes that are made from the outcomes of
 real reductions; its views and commits come 4 to 20 ms late, to each group for itself. Groups follow
-:mod:`spare_megatron.controller.member`. Between the members lies a :class:`tests.process.relay.Relay`.
+:mod:`spare_megatron.protocol.member`. Between the members lies a :class:`tests.process.relay.Relay`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_view
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import initial_state, step
+from spare_megatron.protocol.member import Orders, first_orders, take_commit, take_end, take_view
 from tests.process.relay import Relay
 
 NUMEL, BUCKET_BYTES = 256 << 10, 256 << 10

@@ -9,10 +9,10 @@ import torch
 from spare_megatron.checkpoint.folder import Retention
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.config.place import Place
-from spare_megatron.trainer.group_store import StoreClient
-from spare_megatron.trainer.save_mail import SaveMail
-from spare_megatron.trainer.saving import Ask, GroupSaver
-from spare_megatron.trainer.store_server import StoreServer
+from spare_megatron.worker.group_store import StoreClient
+from spare_megatron.worker.save_mail import SaveMail
+from spare_megatron.worker.saving import Ask, GroupSaver
+from spare_megatron.worker.store_server import StoreServer
 from tests.process.toy_engine import ToyShare
 
 WRITE_S = 0.01

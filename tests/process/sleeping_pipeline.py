@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from spare_megatron.controller.tickets import KnownTickets, Tickets
 from spare_megatron.pipeline.operations import Exchange, Forward, Operation
 from spare_megatron.pipeline.programs import OneForwardOneBackward
+from spare_megatron.protocol.tickets import KnownTickets, Tickets
 from tests.process.toy_engine import GRID, ToyEngine
 
 FORWARD_SHARE = 1 / 3

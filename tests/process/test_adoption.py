@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import Hosts, Opened
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.protocol.messages import Hosts, Opened
+from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole, records
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.observe.boards import Boards, points
+from spare_megatron.metrics.boards import Boards, points
 
 SAMPLES = 8
 _BLOCK_BYTES = 1 << 15

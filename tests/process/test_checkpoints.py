@@ -26,11 +26,11 @@ from spare_megatron.checkpoint.folder import (
     publish_left_over,
     step_of,
 )
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import Lost, Saved
 from spare_megatron.coordinator.journal import read
-from spare_megatron.failpoints import VARIABLE
-from spare_megatron.trainer.saving import TICK_S, Ask
+from spare_megatron.protocol.messages import Lost, Saved
+from spare_megatron.runtime.failpoints import VARIABLE
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker.saving import TICK_S, Ask
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.saver import lone_saver, save_for_ever
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.steady_clock import SteadyClock
-from spare_megatron.controller.messages import Tuned
 from spare_megatron.coordinator.journal import read
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.protocol.messages import Tuned
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.steady_clock import SteadyClock
 from tests.process.harness import ROOT, launch
 
 pytestmark = pytest.mark.timeout(180)

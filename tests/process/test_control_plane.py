@@ -18,12 +18,12 @@ import grpc.aio
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security, call_once, open_channel
-from spare_megatron.control.tls_files import NO_TLS, TLS_FILES, TLS_NAME
-from spare_megatron.controller.messages import Hello, JoinersLate, Lost, Opened, SendFenced
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Security, call_once, open_channel
+from spare_megatron.control_plane.tls_files import NO_TLS, TLS_FILES, TLS_NAME
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.protocol.messages import Hello, JoinersLate, Lost, Opened, SendFenced
+from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.control_job import ControlJob
 
 HEARTBEAT_S = 2.0

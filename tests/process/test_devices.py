@@ -15,7 +15,7 @@ import torch
 from spare_megatron import kernels
 from spare_megatron.collectives import nccl_start
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer import devices
+from spare_megatron.worker import devices
 from tests import nccl_as_torch
 from tests.process.test_backend_nccl import GOOD
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import read_json
-from spare_megatron.controller.messages import AcceptSave, Lost, Opened, SendCommit
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.protocol.messages import AcceptSave, Lost, Opened, SendCommit
+from spare_megatron.runtime.failpoints import VARIABLE
+from spare_megatron.runtime.run_directory import read_json
 from tests.process.control_job import ROOT, ControlJob
 
 STEPS = 60

@@ -11,9 +11,9 @@ from spare_megatron.checkpoint.folder import last_good, step_of
 from spare_megatron.cli import drain as drain_command
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.failpoints import VARIABLE
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.runtime.failpoints import VARIABLE
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole
 

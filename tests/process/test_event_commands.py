@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.brief_command import _wait_for_others
 from spare_megatron.coordinator.event_commands import AT_ONCE, EventCommands
+from spare_megatron.runtime.brief_command import _wait_for_others
 from tests.process.harness import Job, launch
 
 

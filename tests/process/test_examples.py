@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from spare_megatron.controller.tickets import KnownTickets, Ticket
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
 from tests.process.harness import ROOT, launch
 
 FOLDER = ROOT / "examples" / "torch_only"

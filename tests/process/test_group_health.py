@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.child_guard import ChildGuard
-from spare_megatron.control.run_directory import RunDirectory, write_json
-from spare_megatron.controller.codec import encode
+from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch import fit_host, group_health, health_probe, restarter
 from spare_megatron.launch.group_health import GroupHealth, HealthFault, own_memory_bytes
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
 from spare_megatron.launch.health_probe import HealthNeeds, available_bytes, faults
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.protocol.codec import encode
+from spare_megatron.runtime.child_guard import ChildGuard
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 NEEDS = HealthNeeds(1 << 20, ("/tmp",))
 

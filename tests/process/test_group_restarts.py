@@ -14,10 +14,10 @@ import pytest
 
 from spare_megatron.cli.status import status_of
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory, glance
-from spare_megatron.controller.messages import Event, Hello, Lost
 from spare_megatron.coordinator.journal import read
-from spare_megatron.watch.status_texts import status_text
+from spare_megatron.monitor.status_texts import status_text
+from spare_megatron.protocol.messages import Event, Hello, Lost
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests.process.harness import TOY, Job, launch
 
 Begin = Callable[..., Job]

@@ -13,13 +13,13 @@ import pytest
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import COORDINATOR, Security, call_once, call_stream, open_channel
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.codec import encode
-from spare_megatron.controller.messages import Hello, Lost, Opened, StopRequested
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import COORDINATOR, Security, call_once, call_stream, open_channel
 from spare_megatron.coordinator.journal import read
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.protocol.codec import encode
+from spare_megatron.protocol.messages import Hello, Lost, Opened, StopRequested
+from spare_megatron.runtime.failpoints import VARIABLE
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.control_job import ControlJob
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron import failpoints
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import resume
 from spare_megatron.coordinator.journal_parts import beside
+from spare_megatron.runtime import failpoints
 from tests.process.control_job import ControlJob
 
 STEPS, MANY_STEPS = 60, 240

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory, read_json
-from spare_megatron.controller.messages import Lost
 from spare_megatron.coordinator.journal import read, verify
+from spare_megatron.protocol.messages import Lost
+from spare_megatron.runtime.run_directory import RunDirectory, read_json
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")

@@ -21,15 +21,15 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.timeouts import timeouts_from
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
-from spare_megatron.control.control_thread import Agent, RankSetup
-from spare_megatron.control.leader_process import FirstFollower, NoTraining, setup_from_json, setup_to_json
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
-from spare_megatron.control.session import Session
-from spare_megatron.controller.messages import JobSpec, Lost
-from spare_megatron.controller.view import View
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.channel import COORDINATOR, LEADER, Security, call_stream, open_channel, serve
+from spare_megatron.control_plane.control_thread import Agent, RankSetup
+from spare_megatron.control_plane.leader_process import FirstFollower, NoTraining, setup_from_json, setup_to_json
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.messages import JobSpec, Lost
+from spare_megatron.protocol.view import View
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 from tests.process.control_job import ControlJob
 
 PATIENCE_S, STEPS = 30.0, 150

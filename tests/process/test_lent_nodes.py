@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security, security_of
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Security, security_of
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.lent_nodes import LentNode, LentNodes, NodeNeeds, start_order
+from spare_megatron.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """import os, sys, time

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import calm_pipeline
 

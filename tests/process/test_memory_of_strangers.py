@@ -13,15 +13,15 @@ import grpc
 import psutil
 import pytest
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import COORDINATOR, TOKEN_KEY
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import COORDINATOR, TOKEN_KEY
 from tests.process.harness import ROOT
 
 TOKEN, REQUEST_MB, AT_ONCE = "the token of the job", 60, 16
 SERVER = f"""
 import asyncio
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import COORDINATOR, Security, serve
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import COORDINATOR, Security, serve
 async def join(reports, context):
     async for _ in reports:
         pass

@@ -20,14 +20,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spare_megatron import failpoints
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security
-from spare_megatron.controller.messages import Lost
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Security
 from spare_megatron.coordinator.journal import verify
 from spare_megatron.coordinator.terms import Terms
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.protocol.messages import Lost
+from spare_megatron.runtime import failpoints
 from tests.process.control_job import ROOT, ControlJob
 
 LEASE_S = 0.6

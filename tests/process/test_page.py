@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from spare_megatron.controller.messages import Lost, SendView
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.page.event_streams import STREAMS_MAX
+from spare_megatron.monitor.page.event_streams import STREAMS_MAX
+from spare_megatron.protocol.messages import Lost, SendView
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
 from tests.process.page_process import Onlooker, PageProcess, until

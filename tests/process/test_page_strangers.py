@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spare_megatron.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX
+from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX
 from tests.process.page_process import PageProcess
 from tests.pure.told_job import ToldJob
 from tests.pure.written_job import Written

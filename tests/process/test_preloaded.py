@@ -312,7 +312,7 @@ def test_a_variable_that_a_script_sets_after_its_parents_imports_is_named(tmp_pa
     path, log = tmp_path / "script.py", tmp_path / "log"
     path.write_text(
         "import os\n"
-        "from spare_megatron.control.import_variables import set_too_late\n"
+        "from spare_megatron.runtime.import_variables import set_too_late\n"
         "os.environ.update(OMP_NUM_THREADS='3', NCCL_DEBUG='INFO', OWN='1')\n"
         "del os.environ['PYTHONPATH']\n"
         "print(set_too_late(os.environ))\n"

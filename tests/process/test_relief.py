@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.cli.status import status_of
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.lasting_paces import STEPS as MEASURED_STEPS
-from spare_megatron.controller.messages import GaveBack, RunningOut, SpeedsMeasured
 from spare_megatron.coordinator import journal
-from spare_megatron.failpoints import VARIABLE
+from spare_megatron.protocol.lasting_paces import STEPS as MEASURED_STEPS
+from spare_megatron.protocol.messages import GaveBack, RunningOut, SpeedsMeasured
+from spare_megatron.runtime.failpoints import VARIABLE
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import calm_pipeline
 

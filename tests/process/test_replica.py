@@ -16,7 +16,7 @@ from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import PlainReduction, ReduceOutcome, Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 from tests.pure import toy_conversion
 
 BOUND_S = 10.0

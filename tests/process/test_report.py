@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import AcceptSave, SendCommit, Vote
 from spare_megatron.coordinator.journal import read
 from spare_megatron.coordinator.records import metrics_lines
-from spare_megatron.observe.rank_lines import BROKEN
-from spare_megatron.watch.run_files import RunFiles
-from spare_megatron.watch.step_parts import StepCircumstances, UsualStep, parts_of
+from spare_megatron.metrics.rank_lines import BROKEN
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.monitor.step_parts import StepCircumstances, UsualStep, parts_of
+from spare_megatron.protocol.messages import AcceptSave, SendCommit, Vote
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import ROOT, launch
 from tests.trace_reading import ReadSlice, ReadTrace, read_trace
 

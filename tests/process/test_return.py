@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
-from spare_megatron.watch.trace_files import draw_timeline
-from spare_megatron.watch.trace_model import group_track
+from spare_megatron.monitor.trace_files import draw_timeline
+from spare_megatron.monitor.trace_model import group_track
+from spare_megatron.protocol.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said
 from tests.process.three_groups import GROUPS, PIECES, STEPS

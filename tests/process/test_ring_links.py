@@ -35,7 +35,7 @@ from spare_megatron.collectives.replica_communicators import Membership, Replica
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import initial_state, step
 from tests.process.netns import Switch, unusable
 from tests.process.replica_job import PATIENCE_S, ReplicaJob
 

@@ -13,9 +13,9 @@ from benchmarks import _soak_verdict as verdict
 from benchmarks._soak_models import Toy
 from benchmarks._soak_samples import Growth
 from benchmarks._soaked_job import Soak
-from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.messages import Event, Hello, JobSpec, Loss, Lost, Opened
 from spare_megatron.coordinator.journal import Journal, Replayed
+from spare_megatron.protocol.machine import initial_state, step
+from spare_megatron.protocol.messages import Event, Hello, JobSpec, Loss, Lost, Opened
 
 
 def soak_of(run_dir: Path) -> Soak:

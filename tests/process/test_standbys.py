@@ -14,9 +14,9 @@ import pytest
 
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import Vote
-from spare_megatron.watch.waiting_counts import waiting_text
+from spare_megatron.monitor.waiting_counts import waiting_text
+from spare_megatron.protocol.messages import Vote
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
 from tests.process.returning import (
     check_same,

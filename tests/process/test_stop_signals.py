@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.control.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
 from spare_megatron.launch.life_report import ended_life
 from spare_megatron.launch.restart_policy import EndedLife, JobProgress
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
 from tests.process.harness import Job, launch, toy_digests
 
 pytestmark = pytest.mark.timeout(400)
@@ -143,7 +143,7 @@ def test_an_exit_code_alone_is_no_proof_that_a_job_is_finished(tmp_path: Path) -
 
 def test_a_command_starts_with_usual_signals() -> None:
     code = (
-        "import signal; from spare_megatron.control.stop_signals import usual_signals; usual_signals(); "
+        "import signal; from spare_megatron.runtime.stop_signals import usual_signals; usual_signals(); "
         "print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL, signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
     )
 
@@ -158,7 +158,7 @@ def test_a_command_starts_with_usual_signals() -> None:
 FORKS = """
 import os, signal, sys, time
 from types import SimpleNamespace
-from spare_megatron.trainer.signals import stop_on_signals
+from spare_megatron.worker.signals import stop_on_signals
 asked = []
 session = SimpleNamespace(request_stop=asked.append)
 with stop_on_signals(SimpleNamespace(launcher="spare-launch", lent=False), session):

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from spare_megatron.collectives.handshake import STRANGERS_MAX, Identity, Member
 from spare_megatron.config.host_port import split_address
-from spare_megatron.trainer.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
-from spare_megatron.trainer.store_server import StoreServer
-from spare_megatron.trainer.store_words import (
+from spare_megatron.worker.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
+from spare_megatron.worker.store_server import StoreServer
+from spare_megatron.worker.store_words import (
     HEADER_BYTES,
     Answer,
     Op,
@@ -42,7 +42,7 @@ ME = Identity(Member(3, 1), 0, 2, "secret")
 CLIENTS = """
 import sys, threading
 from spare_megatron.collectives.handshake import Identity, Member
-from spare_megatron.trainer.group_store import StoreClient
+from spare_megatron.worker.group_store import StoreClient
 
 def client(action):
     store = StoreClient(Identity(Member(3, 1), 0, 2, "secret"), sys.argv[1], timeout_s=60.0)

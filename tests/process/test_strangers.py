@@ -17,9 +17,9 @@ import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.host_port import split_address
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import Security, call_once, open_channel
-from spare_megatron.controller.messages import Lost
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import Security, call_once, open_channel
+from spare_megatron.protocol.messages import Lost
 from tests.process.control_job import ControlJob
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from spare_megatron.control.channel import Security
-from spare_megatron.control.run_directory import RunDirectory, glance
+from spare_megatron.control_plane.channel import Security
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests.process.harness import ROOT
 from tests.process.returning import voted_in
 

@@ -21,7 +21,7 @@ from spare_megatron.collectives.handshake import (
     Member,
 )
 from spare_megatron.config.host_port import split_address
-from spare_megatron.transfer import door, serving
+from spare_megatron.transfer import authenticated_listener, serving
 from spare_megatron.transfer.parcel_words import ANSWER_BYTES, REQUEST_BYTES
 from spare_megatron.transfer.parcels import CHUNK_BYTES, ByteSpace, pack_header
 from spare_megatron.transfer.transport import FetchError, FetchOverError, KeptParcels, Parcel, Source
@@ -352,7 +352,7 @@ def test_words_that_are_said_again_prove_nothing(ranks: Ranks) -> None:
 
 def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand connections that say nothing, or something else; too many, long before their time is over."""
-    monkeypatch.setattr(door, "STRANGER_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(authenticated_listener, "STRANGER_S", 10 * PATIENCE_S)
     donor, learner = ranks.donor(), ranks.learner()
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.ExitStack() as stack:
@@ -369,7 +369,7 @@ def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest
 
 
 def test_a_stranger_has_not_much_time(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "STRANGER_S", 0.1)
+    monkeypatch.setattr(authenticated_listener, "STRANGER_S", 0.1)
     with socket.create_connection(split_address(ranks.rank(0).address)) as stranger:
         assert all_heard(stranger) == CHALLENGE_BYTES
 

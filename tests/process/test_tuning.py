@@ -9,9 +9,9 @@ import pytest
 
 from spare_megatron.checkpoint.folder import damage, iterations
 from spare_megatron.config.exits import PLANNED
-from spare_megatron.controller.messages import StopRequested, Tuned
 from spare_megatron.coordinator.journal import read
-from spare_megatron.trainer.saved_choice import FILE
+from spare_megatron.protocol.messages import StopRequested, Tuned
+from spare_megatron.worker.saved_choice import FILE
 from tests.process.followed import follow
 from tests.process.harness import launch, toy_digests
 from tests.process.returning import calm_weights

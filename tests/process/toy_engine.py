@@ -27,9 +27,9 @@ import torch.distributed as dist
 from spare_megatron.checkpoint.files import Create
 from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.config.engine_hooks import Outlet
-from spare_megatron.control.reports import checksum_of
-from spare_megatron.controller.tickets import KnownTickets, Tickets
+from spare_megatron.control_plane.reports import checksum_of
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
+from spare_megatron.protocol.tickets import KnownTickets, Tickets
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
 
@@ -53,7 +53,7 @@ class ToyEngine:
         slowness: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         """``layer_s``: what the backward of one matrix takes longer; ``joins``: pieces that come late are computed in
-        the run that is under way; ``flips``, ``slowness``: as of ``trainer.fault_injection.Injector``."""
+        the run that is under way; ``flips``, ``slowness``: as of ``worker.fault_injection.Injector``."""
         self.position, self.size = position, size
         self.num_groups, self.pieces_per_shard = num_groups, pieces_per_shard
         self.piece_s, self.width, self.layer_s, self.joins = piece_s, width, layer_s, joins

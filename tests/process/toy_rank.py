@@ -23,21 +23,21 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place, place_of, world_hint
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.control.leader_process import start_ahead
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import JobSpec
+from spare_megatron.control_plane.leader_process import start_ahead
 from spare_megatron.flags.parser import steps_or_auto, whole_number_or_auto
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK, shared_gloo_device
 from spare_megatron.placement import build_placement
-from spare_megatron.trainer.fault_injection import Injector
-from spare_megatron.trainer.group_store import GroupStore
-from spare_megatron.trainer.rendezvous import group_store, on_one_host
-from spare_megatron.trainer.save_mail import SaveMail
-from spare_megatron.trainer.saved_choice import leave_choice, redundancy_of
-from spare_megatron.trainer.saving import GroupSaver
-from spare_megatron.trainer.waiting import wait_for_place
-from spare_megatron.trainer.warm_up import warm_up
-from spare_megatron.trainer.worker import RankJob, train_rank
+from spare_megatron.protocol.messages import JobSpec
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker.fault_injection import Injector
+from spare_megatron.worker.group_store import GroupStore
+from spare_megatron.worker.rendezvous import group_store, on_one_host
+from spare_megatron.worker.save_mail import SaveMail
+from spare_megatron.worker.saved_choice import leave_choice, redundancy_of
+from spare_megatron.worker.saving import GroupSaver
+from spare_megatron.worker.waiting import wait_for_place
+from spare_megatron.worker.warm_up import warm_up
+from spare_megatron.worker.worker import RankJob, train_rank
 from tests.process.sleeping_pipeline import SleepingPipeline, drawn
 from tests.process.toy_engine import WIDTH, ToyEngine
 

@@ -37,12 +37,12 @@ ENGINE = """## For an engine of your own
 The fault-tolerant step loop runs any model that implements `StepEngine`. `examples/torch_only/` is a complete program.
 """
 OWN_ENGINE = (
-    "spare_megatron.trainer.engine.StepEngine",
-    "spare_megatron.trainer.worker.train_rank",
-    "spare_megatron.trainer.worker.RankJob",
-    "spare_megatron.trainer.fault_injection.Injector.from_environment",
-    "spare_megatron.controller.messages.JobSpec",
-    "spare_megatron.controller.tickets.Ticket",
+    "spare_megatron.worker.engine.StepEngine",
+    "spare_megatron.worker.worker.train_rank",
+    "spare_megatron.worker.worker.RankJob",
+    "spare_megatron.worker.fault_injection.Injector.from_environment",
+    "spare_megatron.protocol.messages.JobSpec",
+    "spare_megatron.protocol.tickets.Ticket",
     "spare_megatron.config.job.JobDescription",
     "spare_megatron.config.place.place_of",
     "spare_megatron.config.place.world_hint",

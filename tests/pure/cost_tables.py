@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spare_megatron.theory import reduction_cost as cost
+from spare_megatron.planning import reduction_cost as cost
 
 WEIGHT_GRADIENT_FLOPS = 2.0
 """Operations per parameter and token in weight-gradient GEMMs, of the ``FLOPS_PER_TOKEN`` of a step."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.messages import Tuned
-from spare_megatron.tuner.at_start import Choice, Measured, at_start, updated_interval, without_progress
+from spare_megatron.planning.at_start import Choice, Measured, at_start, updated_interval, without_progress
+from spare_megatron.protocol.messages import Tuned
 
 
 def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:

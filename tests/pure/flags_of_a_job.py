@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Mapping
 
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
 
 SMALL = (
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --num-layers 4 --hidden-size 64 "

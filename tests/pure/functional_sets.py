@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 
 DATA = Path(__file__).parent.parent / "data"
 DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}

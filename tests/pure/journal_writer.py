@@ -12,8 +12,20 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator import journal as journal_module
+from spare_megatron.coordinator.job_tuning import JobTuning
+from spare_megatron.coordinator.journal import (
+    Journal,
+    Record,
+    is_final,
+    read,
+    replay,
+    resume,
+    verify,
+)
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
     Decision,
     Event,
     Hello,
@@ -27,19 +39,7 @@ from spare_megatron.controller.messages import (
     Tuned,
     Vote,
 )
-from spare_megatron.controller.state_codec import encode_state
-from spare_megatron.coordinator import journal as journal_module
-from spare_megatron.coordinator.job_tuning import JobTuning
-from spare_megatron.coordinator.journal import (
-    Journal,
-    Record,
-    is_final,
-    read,
-    replay,
-    resume,
-    verify,
-)
-from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.protocol.state_codec import encode_state
 
 GROUPS, STEPS = 6, 12
 SPEC = JobSpec(GROUPS, 2, (0, 1, 3), "microbatch", 0, 1000, 3, "f", save_every=4)

@@ -21,21 +21,21 @@ from typing import Any
 import torch
 
 from spare_megatron.collectives.reduction import ReduceOutcome
-from spare_megatron.control.group_aggregation import Ballots, Roll, joined_digests
-from spare_megatron.control.learner_reports import LearnerReports
-from spare_megatron.control.reports import RankBegun, RankCaughtUp, RankReady, RankVoid, Reduced
-from spare_megatron.control.ticket_issuer import TicketIssuer
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import step as decide
-from spare_megatron.controller.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
-from spare_megatron.controller.offers import VOIDS_MAX
-from spare_megatron.controller.state import State
-from spare_megatron.controller.tickets import Tickets, TicketStream
-from spare_megatron.controller.view import View
-from spare_megatron.trainer.catch_up import CatchUp
-from spare_megatron.trainer.loop import TrainingLoop
-from spare_megatron.trainer.step import StepRunner
+from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, joined_digests
+from spare_megatron.control_plane.learner_reports import LearnerReports
+from spare_megatron.control_plane.reports import RankBegun, RankCaughtUp, RankReady, RankVoid, Reduced
+from spare_megatron.control_plane.ticket_issuer import TicketIssuer
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import step as decide
+from spare_megatron.protocol.member import Orders, first_orders, take_commit, take_end, take_tickets, take_view
+from spare_megatron.protocol.offers import VOIDS_MAX
+from spare_megatron.protocol.state import State
+from spare_megatron.protocol.tickets import Tickets, TicketStream
+from spare_megatron.protocol.view import View
 from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel
+from spare_megatron.worker.catch_up import CatchUp
+from spare_megatron.worker.loop import TrainingLoop
+from spare_megatron.worker.step import StepRunner
 
 LATEST_S = 0.004
 """The most by which an order is late at a rank, and by which a word of a rank is late at the machine."""
@@ -269,7 +269,7 @@ class LearnerWorld:
         self.state, self._lock = State(), threading.RLock()
         self._reports, self._ballots = LearnerReports(BACK, size), Ballots(*BACK, size)
         self._issuer = TicketIssuer(spec, late_pauses=seed % 2 == 1)
-        self._applied = Roll(size, (-1, -1))
+        self._applied = MinOverRanks(size, (-1, -1))
         self._view = first_orders(*BACK)
         self._members = {group: first_orders(group, 0) for group in range(spec.num_groups) if group != BACK[0]}
         self.sessions: list[RankSession] = []

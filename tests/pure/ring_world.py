@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spare_megatron.collectives.hearing import BEATS, LEFT, RIGHT, Hearing, LinkBeat, Traffic
-from spare_megatron.controller.messages import Link
+from spare_megatron.protocol.messages import Link
 
 TIMEOUT_S = 1.0
 GRACE_S = 0.05

@@ -46,14 +46,14 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.controller import audits
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.invariants import check
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.view import Offer, ReliefAsk, View
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol import audits
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.invariants import check
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.view import Offer, ReliefAsk, View
 
 FOLDER = Path(__file__).parent / "scenarios"
 

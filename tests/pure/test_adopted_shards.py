@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spare_megatron.controller.assign import Assignment, WipeOut, assign
 from spare_megatron.placement import Placement, build_placement
+from spare_megatron.protocol.assign import Assignment, WipeOut, assign
 
 
 def least_load(placement: Placement, live: set[int], units: int) -> int:

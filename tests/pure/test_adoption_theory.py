@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from spare_megatron.cli import plan as cli
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_one
-from spare_megatron.theory.bare_shards import Rescue, bare_chance, waiting_s
-from spare_megatron.theory.endured import endured
-from spare_megatron.theory.rejoin import displaced
-from spare_megatron.tuner.at_start import Measured, at_start
-from spare_megatron.tuner.choose import TIE, candidate, choose, ratio_of
-from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.standby_choice import choose_pair, paid
+from spare_megatron.planning.at_start import Measured, at_start
+from spare_megatron.planning.bare_shards import Rescue, bare_chance, waiting_s
+from spare_megatron.planning.choose import TIE, candidate, choose, ratio_of
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.endured import endured
+from spare_megatron.planning.rejoin import displaced
+from spare_megatron.planning.standby_choice import choose_pair, paid
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_one
 
 GRID = Path(__file__).parents[2] / "benchmarks" / "results" / "adoption_grid.json"
 SEED = 5_521

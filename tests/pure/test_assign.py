@@ -16,9 +16,9 @@ from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.assign import Assignment, WipeOut, assign, first_assignment
-from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.placement import Placement, build_placement, placement_from_offsets
+from spare_megatron.protocol.assign import Assignment, WipeOut, assign, first_assignment
+from spare_megatron.protocol.assign_types import USUAL
 
 GRANULARITIES = ("microbatch", "shard")
 

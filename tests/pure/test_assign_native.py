@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller import assign_chains, assign_native
-from spare_megatron.controller.assign import Assignment, WipeOut, assign
-from spare_megatron.controller.assign_chains import Chains, IntTable, Shortage
-from spare_megatron.controller.assign_types import USUAL
 from spare_megatron.placement import LayerTables, build_placement
+from spare_megatron.protocol import assign_chains, assign_native
+from spare_megatron.protocol.assign import Assignment, WipeOut, assign
+from spare_megatron.protocol.assign_chains import Chains, IntTable, Shortage
+from spare_megatron.protocol.assign_types import USUAL
 
 COMPILED = assign_native.compiled_chains()
 
@@ -60,7 +60,7 @@ def compared() -> Iterator[Compared]:
     seen = Compared()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Chains, "run", lambda chains: seen.run(chains))
-        patch.setattr("spare_megatron.controller.assign.hand_over", seen.hand_over)
+        patch.setattr("spare_megatron.protocol.assign.hand_over", seen.hand_over)
         yield seen
 
 
@@ -119,7 +119,7 @@ def test_without_a_library_or_with_a_damaged_one_python_makes_the_plans(
     assert assign_native.compiled_chains.__wrapped__() is None
     placement = build_placement(7, 3)
     compiled = assign(placement, [0, 1, 3, 5, 6], 4, "microbatch", None)
-    monkeypatch.setattr("spare_megatron.controller.assign_chains.compiled_chains", lambda: None)
+    monkeypatch.setattr("spare_megatron.protocol.assign_chains.compiled_chains", lambda: None)
     written = assign(placement, [0, 1, 3, 5, 6], 4, "microbatch", None)
     assert isinstance(compiled, Assignment)
     assert isinstance(written, Assignment)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
-from spare_megatron.controller import audits
-from spare_megatron.controller.assign import Assignment, WipeOut, assign, first_assignment, patch
-from spare_megatron.controller.assign_slowness import least_end, slowness_of
-from spare_megatron.controller.assign_types import USUAL, Patch
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import Placement, build_placement
+from spare_megatron.protocol import audits
+from spare_megatron.protocol.assign import Assignment, WipeOut, assign, first_assignment, patch
+from spare_megatron.protocol.assign_slowness import least_end, slowness_of
+from spare_megatron.protocol.assign_types import USUAL, Patch
+from spare_megatron.protocol.messages import JobSpec
 from tests.pure.test_assign import brute_force, check, fewest_moves, fits, walk
 
 SLOWNESS = st.dictionaries(st.integers(0, 3), st.sampled_from([18, 21, 24, 32, 43, 48]), max_size=2)

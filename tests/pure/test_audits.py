@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spare_megatron.controller import audits
-from spare_megatron.controller.assign import Assignment, assign, first_assignment
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol import audits
+from spare_megatron.protocol.assign import Assignment, assign, first_assignment
+from spare_megatron.protocol.messages import JobSpec
 
 
 def spec_of(num_groups: int, pieces: int, redundancy: int, rate: float, seed: int = 1) -> JobSpec:

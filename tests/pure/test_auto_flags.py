@@ -9,7 +9,7 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place, place_of
-from spare_megatron.trainer.saved_choice import FILE, leave_choice, redundancy_of
+from spare_megatron.worker.saved_choice import FILE, leave_choice, redundancy_of
 from tests.pure.flags_of_a_job import job_of, launched
 
 

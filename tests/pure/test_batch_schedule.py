@@ -8,7 +8,7 @@ import pytest
 
 from spare_megatron.config.batches import BatchPlan, Point, schedule_points
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.observe.metrics import RealPieces
+from spare_megatron.metrics.metrics import RealPieces
 from tests.pure.flags_of_a_job import job_of, launched
 
 SAMPLES = ("--train-iters",)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.controller.blame import Culprit, Evidence, culprit
-from spare_megatron.controller.messages import Link, ReductionResult, Vote
+from spare_megatron.protocol.blame import Culprit, Evidence, culprit
+from spare_megatron.protocol.messages import Link, ReductionResult, Vote
 
 GROUPS = st.integers(3, 12)
 

@@ -7,9 +7,9 @@ from dataclasses import fields
 
 import pytest
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import State, initial_state, step
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import State, initial_state, step
 
 
 def _job(granularity: str = "microbatch") -> m.JobSpec:

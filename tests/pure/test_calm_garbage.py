@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 
-from spare_megatron.control import calm_garbage
-from spare_megatron.control.calm_garbage import AGAIN_S, LATEST_S, Pauses, collect_in_pauses
+from spare_megatron.runtime import gc_scheduler
+from spare_megatron.runtime.gc_scheduler import AGAIN_S, LATEST_S, Pauses, collect_in_pauses
 
 
 def collections(busy: float, until_s: float) -> list[float]:
@@ -43,8 +43,8 @@ class Cycle:
 
 
 def test_python_collects_by_itself_only_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calm_garbage, "LOOK_S", 0.01)
-    monkeypatch.setattr(calm_garbage, "AGAIN_S", 0.1)
+    monkeypatch.setattr(gc_scheduler, "LOOK_S", 0.01)
+    monkeypatch.setattr(gc_scheduler, "AGAIN_S", 0.1)
 
     async def run() -> None:
         task = asyncio.create_task(collect_in_pauses())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer import carried_state
-from spare_megatron.trainer.carried_state import CarryingEngine, carried, carry_state
+from spare_megatron.worker import carried_state
+from spare_megatron.worker.carried_state import CarryingEngine, carried, carry_state
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from spare_megatron.controller.changed_copy import replace
-from spare_megatron.controller.machine import initial_state
-from spare_megatron.controller.state import State
+from spare_megatron.protocol.changed_copy import replace
+from spare_megatron.protocol.machine import initial_state
+from spare_megatron.protocol.state import State
 
 
 def cached(value: State) -> set[str]:

@@ -22,7 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import checkpoint_args
 from spare_megatron.flags.specs import megatron_table
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
 
 SAVED = {
     "num_layers": 4,
@@ -319,7 +319,7 @@ def test_each_name_is_a_flag_of_megatron_that_is_honoured() -> None:
 CHECK = """
 import sys
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 try:
     parse_job(sys.argv[1:])
 except ConfigError as error:

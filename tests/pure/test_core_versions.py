@@ -10,7 +10,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import core_versions
 from spare_megatron.flags.specs import core_table
 from spare_megatron.megatron_adapter.versions import minor_of
-from spare_megatron.trainer.job_arguments import MIXED_FIELDS, parse_job
+from spare_megatron.worker.job_arguments import MIXED_FIELDS, parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spare_megatron.control.descriptors import GROWN, watch_descriptors
-from spare_megatron.control.disk import words
+from spare_megatron.runtime.descriptors import GROWN, watch_descriptors
+from spare_megatron.runtime.disk import words
 
 CODE = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}))
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.descriptors import OF_A_GROUP, check_descriptors
+from spare_megatron.runtime.descriptors import OF_A_GROUP, check_descriptors
 try:
     check_descriptors(OF_A_GROUP * 1000, "the coordinator of 1000 groups")
 except ConfigError as error:

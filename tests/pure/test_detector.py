@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.control.rank_ledger import RankLedger
-from spare_megatron.control.reports import Beat, Heartbeat, LastRank, LateRank
+from spare_megatron.control_plane.rank_ledger import RankLedger
+from spare_megatron.control_plane.reports import Beat, Heartbeat, LastRank, LateRank
 from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
 
 TIMES = Timeouts(

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.control.rank_ledger import RankLedger
-from spare_megatron.control.reports import PHASES, WAITING, Beat, Heartbeat
+from spare_megatron.control_plane.rank_ledger import RankLedger
+from spare_megatron.control_plane.reports import PHASES, WAITING, Beat, Heartbeat
 from spare_megatron.coordinator.failure_detector import Attempt, Detector
 
 TIMES = Timeouts(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.control.directory_watch import GONE_S, DirectoryWatch
+from spare_megatron.runtime.directory_watch import GONE_S, DirectoryWatch
 
 
 class Clock:

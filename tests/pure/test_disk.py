@@ -14,10 +14,12 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.disk import SideFiles, patiently
-from spare_megatron.control.run_directory import RunDirectory, glance, write_json
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.appended_file import AppendedFile
+from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
+from spare_megatron.coordinator.journal import replay
+from spare_megatron.coordinator.server import Coordinator, Options
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import (
     AcceptSave,
     Action,
     Hello,
@@ -27,11 +29,9 @@ from spare_megatron.controller.messages import (
     SendCommit,
     Vote,
 )
-from spare_megatron.coordinator.appended_file import AppendedFile
-from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
-from spare_megatron.coordinator.journal import replay
-from spare_megatron.coordinator.server import Coordinator, Options
-from spare_megatron.failpoints import injected
+from spare_megatron.runtime.disk import SideFiles, patiently
+from spare_megatron.runtime.failpoints import injected
+from spare_megatron.runtime.run_directory import RunDirectory, glance, write_json
 
 # ------------------------------------------------------------------------------------------------- appended files
 
@@ -301,7 +301,7 @@ def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
 def test_printing_outlives_a_full_disk() -> None:
     program = "\n".join(
         (
-            "from spare_megatron.control.standard_output import outlive_the_disk",
+            "from spare_megatron.runtime.standard_output import outlive_the_disk",
             "import os, sys",
             "outlive_the_disk()",
             "print('lost', flush=True)",
@@ -330,7 +330,7 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
 
     async def main() -> State:
         coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
-        coordinator._speaker.say = said.append  # type: ignore[method-assign]
+        coordinator._dispatcher.say = said.append  # type: ignore[method-assign]
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
             coordinator._apply(Hello(group, 0, "f", 0))
@@ -361,7 +361,7 @@ def test_an_older_checkpoint_that_is_late_does_not_take_the_place_of_a_newer_one
 
     async def main() -> None:
         coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
-        coordinator._speaker.say = said.append  # type: ignore[method-assign]
+        coordinator._dispatcher.say = said.append  # type: ignore[method-assign]
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
             coordinator._apply(Hello(group, 0, "f", 0))

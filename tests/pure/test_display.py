@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.cli.display import Display
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 def test_lines_of_another_job_in_the_same_directory_are_not_shown(

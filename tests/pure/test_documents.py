@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 from tests.pure import api_page
 from tests.pure.claim import HISTORY, PAGES
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.machine import step as machine_step
-from spare_megatron.controller.messages import Withdrawn
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.coordinator.records import Records
-from spare_megatron.trainer.donor_budget import OfferBudget
+from spare_megatron.protocol.machine import step as machine_step
+from spare_megatron.protocol.messages import Withdrawn
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker.donor_budget import OfferBudget
 from tests.pure.scenario import Player
 
 MB = 10**6

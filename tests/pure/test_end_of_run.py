@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from spare_megatron.controller.member import Orders
-from spare_megatron.controller.view import View
-from spare_megatron.trainer.loop import TrainingLoop
-from spare_megatron.trainer.step import Committed, StepTimes
+from spare_megatron.protocol.member import Orders
+from spare_megatron.protocol.view import View
+from spare_megatron.worker.loop import TrainingLoop
+from spare_megatron.worker.step import Committed, StepTimes
 
 VIEW = View(0, 0, 1, 0, ((0, 0), (1, 0)), (3, 1), 4, (), (), leave=True)
 ENDING = Orders(VIEW, version=1)

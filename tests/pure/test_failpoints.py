@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron import failpoints
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.run_directory import read_json, write_json
-from spare_megatron.failpoints import (
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.failpoints import (
     APPENDED,
     OPERATIONS_OF_APPENDED,
     OPERATIONS_OF_REPLACED,
@@ -30,6 +29,7 @@ from spare_megatron.failpoints import (
     injected,
     parse,
 )
+from spare_megatron.runtime.run_directory import read_json, write_json
 
 PACKAGE = Path(failpoints.__file__).parent
 STREAMS = {"order": [pb.Order], "report": [pb.GroupReport, pb.RankReport]}
@@ -116,7 +116,10 @@ def test_a_bad_spec_is_one_sentence(text: str, sentence: str) -> None:
 
 
 def test_the_environment_reaches_a_process(tmp_path: Path) -> None:
-    program = "from spare_megatron.failpoints import act_as, hit; act_as('rank-0-0'); hit('order.sent'); print('alive')"
+    program = (
+        "from spare_megatron.runtime.failpoints import act_as, hit; "
+        "act_as('rank-0-0'); hit('order.sent'); print('alive')"
+    )
 
     def run(spec: str) -> subprocess.CompletedProcess[str]:
         environment = {failpoints.VARIABLE: spec, "PYTHONPATH": str(PACKAGE.parent)}
@@ -177,7 +180,7 @@ def test_every_operation_is_in_the_code_and_documented() -> None:
 
 def test_every_file_is_in_the_code_and_documented() -> None:
     """The names that the code gives to the files of a run directory and of a checkpoint directory."""
-    modules = ("control/run_directory", "trainer/rendezvous", "coordinator/server", "coordinator/terms")
+    modules = ("runtime/run_directory", "worker/rendezvous", "coordinator/server", "coordinator/terms")
     names = set()
     for module in (*modules, "coordinator/journal_parts", "launch/slurm_job", "checkpoint/folder"):
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
@@ -197,7 +200,7 @@ def test_every_file_is_in_the_code_and_documented() -> None:
 
 STOPS = """
 import threading, time
-from spare_megatron import failpoints
+from spare_megatron.runtime import failpoints
 failpoints.act_as("x")
 here = open({path!r}, "w", buffering=1)
 def far():

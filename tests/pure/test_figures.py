@@ -223,11 +223,11 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/theory.md", "| 5.64 | {} | 2.921 | {} | 2.03 |"),
         ("docs/theory.md", "| 4.33 | {} | 2.471 | {} | 1.67 |"),
         ("docs/theory.md", "| 3.97 | {} | 2.331 | {} | 1.56 |"),
-        ("docs/theory.md", "## 5. Choice (`tuner/choose.py`)"),
+        ("docs/theory.md", "## 5. Choice (`planning/choose.py`)"),
     ),
     "found once, without a results file, and the page says so": (
         ("docs/theory.md", "made the theory 2 to 3% too high"),
-        ("docs/theory.md", "## 2. Losses endured (`theory/endured.py`)"),
+        ("docs/theory.md", "## 2. Losses endured (`planning/endured.py`)"),
         ("docs/theory.md", "the mean work was 3% low at"),
         ("docs/theory.md", "the work was 1.4% high at"),
         ("docs/theory.md", "| no re-join, no planned restart |" + " {} / {} |" * 9),

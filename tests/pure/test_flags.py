@@ -13,7 +13,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import document, no_effect, parser, refusals
 from spare_megatron.flags.specs import MORE_CHOICES, SECTIONS, docs_of, megatron_table, own_specs
 from spare_megatron.flags.supported import all_specs
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 from tests.pure.flags_of_a_job import SMALL, job_of
 
 FROZEN = Path(__file__).parent / "flags.txt"
@@ -286,7 +286,7 @@ CHECK = """
 import sys, time
 start = time.monotonic()
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 try:
     parse_job(sys.argv[1:])
 except ConfigError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spare_megatron.trainer.flops import flops_per_step
+from spare_megatron.worker.flops import flops_per_step
 from tests.pure.flags_of_a_job import job_of
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.control.group_aggregation import Ballots, Roll, Tally, merge_reports
-from spare_megatron.control.reports import Reduced
-from spare_megatron.controller.messages import Link, ReductionResult
+from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, Tally, merge_reports
+from spare_megatron.control_plane.reports import Reduced
+from spare_megatron.protocol.messages import Link, ReductionResult
 
 OK = Reduced(ReductionResult(step=5, epoch=2, ok=True, pieces=(1, 2)), (("reduce_s", 1.0),))
 
@@ -115,7 +115,7 @@ def test_digests_of_the_ranks_become_one() -> None:
 
 
 def test_a_roll_moves_with_the_slowest() -> None:
-    roll = Roll(2, -1)
+    roll = MinOverRanks(2, -1)
     assert not roll.add(0, 7)
     assert roll.add(1, 5)
     assert roll.reached == 5

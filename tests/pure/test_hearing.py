@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from spare_megatron.collectives.beats import WHY_BYTES, pack, unpack
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Hearing, LinkBeat, Traffic
-from spare_megatron.controller.blame import Culprit, Evidence, culprit
-from spare_megatron.controller.messages import Link, ReductionResult, Vote
+from spare_megatron.protocol.blame import Culprit, Evidence, culprit
+from spare_megatron.protocol.messages import Link, ReductionResult, Vote
 from tests.pure.ring_world import TIMEOUT_S, Network, RingWorld, Starved
 
 KINDS = ("dead", "sends nothing", "receives nothing", "data link", "whole link")

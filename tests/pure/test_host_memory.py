@@ -187,7 +187,7 @@ def test_a_header_waits_for_its_own_stream_only(device: Device, monkeypatch: pyt
     assert header.read(3) is None
 
 
-def landed(landing: parcels.Landing, portion: parcels.Portion) -> Iterator[None]:
+def landed(landing: parcels.ReceiveBuffer, portion: parcels.SendBuffer) -> Iterator[None]:
     """Each chunk of ``portion`` arrives."""
     while not landing.done:
         checksum, data = portion.chunk(landing.chunk)
@@ -202,10 +202,10 @@ def landed(landing: parcels.Landing, portion: parcels.Portion) -> Iterator[None]
 def test_a_learner_fills_one_chunk_while_the_last_one_goes_on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcels, "CHUNK_BYTES", 100)
     tensors = {name: torch.randn(size) for name, size in (("a", 40), ("b", 1), ("c", 77))}
-    portion = parcels.Portion(Parcel(tensors, {}), 0, 1)
+    portion = parcels.SendBuffer(Parcel(tensors, {}), 0, 1)
     monkeypatch.setattr(parcels, "in_memory", lambda _tensor: False)
     arrived = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    landing = parcels.Landing(arrived, 0, 1)
+    landing = parcels.ReceiveBuffer(arrived, 0, 1)
     landing._streams = [device]  # type: ignore[list-item]
     chunks = len(list(landed(landing, portion)))
     assert chunks == 5

@@ -11,8 +11,8 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import core_versions
 from spare_megatron.flags.hybrid_pattern import HybridPattern, divided, read_pattern
-from spare_megatron.trainer.flops import flops_per_step
-from spare_megatron.trainer.job_arguments import JobArguments, parse_job
+from spare_megatron.worker.flops import flops_per_step
+from spare_megatron.worker.job_arguments import JobArguments, parse_job
 from tests.pure.flags_of_a_job import SMALL, without
 
 PP2 = "--pipeline-model-parallel-size 2"

@@ -9,9 +9,9 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import parse_injection
 from spare_megatron.config.place import Place
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.trainer import fault_injection
-from spare_megatron.trainer.fault_injection import VARIABLE, InjectedError, Injector
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import fault_injection
+from spare_megatron.worker.fault_injection import VARIABLE, InjectedError, Injector
 
 
 def injector(tmp_path: Path, *texts: str, group: int = 1, position: int = 0, restarts: int = 0) -> Injector:

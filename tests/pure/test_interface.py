@@ -15,10 +15,10 @@ import pytest
 from spare_megatron.cli import drain
 from spare_megatron.collectives.interface import advertised, own_address, own_host
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control.channel import COORDINATOR, Security, serve
-from spare_megatron.control.run_directory import RunDirectory
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane.channel import COORDINATOR, Security, serve
 from spare_megatron.launch import coordinator_client
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 def _nobody() -> str:

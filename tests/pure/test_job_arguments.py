@@ -7,7 +7,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags import check, resolve
-from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.worker.job_arguments import JobArguments
 from tests.pure.flags_of_a_job import job_of, launched
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.machine import step as machine_step
 from spare_megatron.coordinator.job_events import values_of
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.machine import step as machine_step
 from tests.pure.scenario import FOLDER, Player
 
 FIELDS = (

@@ -10,8 +10,10 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning
+from spare_megatron.planning.at_start import Measured, at_start, restart_pays, without_progress
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
     AllHere,
     AllVoted,
     Event,
@@ -25,8 +27,6 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Tuned,
 )
-from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning
-from spare_megatron.tuner.at_start import Measured, at_start, restart_pays, without_progress
 from tests.pure.decided_again import decided_again
 
 SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, is_final, read, replay, verify
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
     Decision,
     DrainRequested,
     Event,
@@ -22,9 +23,8 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Vote,
 )
-from spare_megatron.controller.view import View
-from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, is_final, read, replay, verify
-from spare_megatron.failpoints import injected
+from spare_megatron.protocol.view import View
+from spare_megatron.runtime.failpoints import injected
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron import failpoints
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.terms import Term, Terms, show_last
-from spare_megatron.failpoints import injected
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.failpoints import injected
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 from tests.pure.journal_writer import EVENTS, PLACES, Writer, assert_whole, shrink, written
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from spare_megatron.controller.member import Orders, first_orders, take_view
-from spare_megatron.controller.view import Offer, View
-from spare_megatron.trainer.catch_up import CatchUp
-from spare_megatron.trainer.group_rounds import alone
-from spare_megatron.trainer.step import Joined
+from spare_megatron.protocol.member import Orders, first_orders, take_view
+from spare_megatron.protocol.view import Offer, View
 from spare_megatron.transfer.transport import FetchError, Parcel
+from spare_megatron.worker.catch_up import CatchUp
+from spare_megatron.worker.group_rounds import alone
+from spare_megatron.worker.step import Joined
 from tests.pure.learner_world import BACK, SPEC, THREE, LearnerWorld, RankEngine
 
 

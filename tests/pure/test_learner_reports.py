@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spare_megatron.control.learner_reports import LearnerReports
-from spare_megatron.control.reports import RankCaughtUp, RankReady, RankVoid, RankWithdrawn
-from spare_megatron.controller.messages import CaughtUp, Ready, Void, Withdrawn
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.control_plane.learner_reports import LearnerReports
+from spare_megatron.control_plane.reports import RankCaughtUp, RankReady, RankVoid, RankWithdrawn
+from spare_megatron.protocol.messages import CaughtUp, Ready, Void, Withdrawn
+from spare_megatron.protocol.view import Offer, View
 
 ME = (1, 4)
 OFFER = Offer(ME, 7, 20, ((0, 0), (2, 0)))

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.controller.learner import Learner
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import Event
-from spare_megatron.controller.view import Offer
 from spare_megatron.coordinator import suspicion
 from spare_megatron.coordinator.failure_detector import Detector
 from spare_megatron.coordinator.learner_watch import LearnerWatch
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import Event
+from spare_megatron.protocol.view import Offer
 
 OFFER = Offer((1, 3), 1, 5, ((0, 0),))
 

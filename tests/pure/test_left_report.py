@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.cli import report
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.watch import html_report
+from spare_megatron.monitor import html_report
+from spare_megatron.runtime.run_directory import RunDirectory
 
 NUMBERS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 

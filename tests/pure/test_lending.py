@@ -12,11 +12,11 @@ import pytest
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import place_of, world_hint
-from spare_megatron.control.run_directory import RunDirectory, write_json
 from spare_megatron.launch import slurm_commands, slurm_job, slurm_lend
 from spare_megatron.launch.node_facts import gpus_here, not_here, paths_of
 from spare_megatron.launch.slurm_job import SlurmJob
 from spare_megatron.launch.slurm_life import SlurmLaunch
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 ALLOCATION = Allocation("7", 2, 2, tasks_of_nodes=(1, 1))
 
@@ -88,7 +88,7 @@ def test_a_signal_to_a_rank_on_a_lent_node_is_no_request_to_the_job() -> None:
     code = """
 import os, signal
 from spare_megatron.config.place import Place
-from spare_megatron.trainer.signals import stop_on_signals
+from spare_megatron.worker.signals import stop_on_signals
 with stop_on_signals(Place(0, 0, 1, 0, None, "slurm", lent=True), session=None):
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 from tests.pure.functional_sets import DATA, answer, answers_of
 
 SUPPORTED_MIN = 0.85

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.controller.member import Change, Orders, first_orders, take_commit, take_end, take_view
-from spare_megatron.controller.view import View
+from spare_megatron.protocol.member import Change, Orders, first_orders, take_commit, take_end, take_view
+from spare_megatron.protocol.view import View
 
 START = first_orders(group=1, incarnation=0)
 VIEW = View(

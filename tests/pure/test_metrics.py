@@ -15,9 +15,13 @@ import pytest
 
 from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.machine import initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.coordinator.records import Records, metrics_lines
+from spare_megatron.metrics.boards import Boards, points, scalars
+from spare_megatron.metrics.iteration_line import IterationLines
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.protocol.machine import initial_state, step
+from spare_megatron.protocol.messages import (
     Event,
     Hello,
     JobSpec,
@@ -28,11 +32,7 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Vote,
 )
-from spare_megatron.coordinator.journal import Record
-from spare_megatron.coordinator.records import Records, metrics_lines
-from spare_megatron.observe.boards import Boards, points, scalars
-from spare_megatron.observe.iteration_line import IterationLines
-from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.runtime.run_directory import RunDirectory
 
 SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
 JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)

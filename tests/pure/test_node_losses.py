@@ -10,7 +10,7 @@ import pytest
 
 from spare_megatron.cli import plan, simulate
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.sim.node_losses import NodeFigures, lost_share, mean_lost_share
+from spare_megatron.simulator.node_losses import NodeFigures, lost_share, mean_lost_share
 
 LLAMA3 = 50_675 / 8
 """Hours between two interruptions of a node of 8 GPUs."""

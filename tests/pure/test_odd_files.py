@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 
 from spare_megatron.cli import drain, report, status, timeline
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.last_words import read_last_words
-from spare_megatron.control.run_directory import RunDirectory, glance, read_json, write_json
+from spare_megatron.control_plane.last_words import read_last_words
 from spare_megatron.coordinator.journal import JournalError, verify
 from spare_megatron.coordinator.records import Records
 from spare_megatron.launch.life_report import live_groups, own_ends
 from spare_megatron.launch.node_agent import launcher_address
-from spare_megatron.page.exposition import exposition
-from spare_megatron.page.followed_run import FollowedRun
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.monitor.page.exposition import exposition
+from spare_megatron.monitor.page.followed_run import FollowedRun
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json, write_json
 from tests.pure.told_job import ToldJob
 from tests.pure.written_job import Written
 

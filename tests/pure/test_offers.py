@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.controller.offers import _least_busy
+from spare_megatron.protocol.offers import _least_busy
 
 SIZE = 9
 

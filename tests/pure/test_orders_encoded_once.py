@@ -6,15 +6,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.encoded_order import AnyOrder, order_bytes
-from spare_megatron.controller.machine import State
-from spare_megatron.controller.messages import SendCommit, SendView
-from spare_megatron.controller.view import View
-from spare_megatron.coordinator.action_dispatcher import Speaker
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.encoded_order import AnyOrder, order_bytes
+from spare_megatron.coordinator.action_dispatcher import ActionDispatcher
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Streams
+from spare_megatron.protocol.machine import State
+from spare_megatron.protocol.messages import SendCommit, SendView
+from spare_megatron.protocol.view import View
 
 LIVE = tuple((group, group % 3) for group in range(5))
 VIEWS = [
@@ -41,12 +41,12 @@ class Recorded(Streams):
         self.orders.update(orders)
 
 
-def speaker(streams: Streams) -> Speaker:
+def speaker(streams: Streams) -> ActionDispatcher:
     """Of a coordinator in the epoch of the views."""
     addresses = RingAddresses()
     for group, incarnation in LIVE:
         addresses.learn(group, incarnation, [f"host:{group}"], [""])
-    return Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
+    return ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
 
 
 def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
@@ -94,7 +94,7 @@ def test_a_delayed_view_does_not_come_after_a_newer_one_of_the_same_epoch() -> N
 def test_a_delayed_view_does_not_replace_a_newer_one_that_waits_for_addresses() -> None:
     async def play() -> None:
         streams, addresses = Recorded(), RingAddresses()
-        one = Speaker(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
+        one = ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
         one.say(SendView(VIEWS[0], delay_s=0.01))
         one.say(SendView(replace(VIEWS[0], standing=(77,))))
         one.heard(1, 1)

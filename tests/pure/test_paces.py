@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.control.pace_meter import PaceMeter
-from spare_megatron.control.reports import Pace
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import State, initial_state, step
+from spare_megatron.control_plane.pace_meter import PaceMeter
+from spare_megatron.control_plane.reports import Pace
 from spare_megatron.coordinator.paces import Paces
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import State, initial_state, step
 
 SPEC = m.JobSpec(3, 8, (0, 1, 2), "microbatch", 0, 9, 1, "job")
 

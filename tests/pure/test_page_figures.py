@@ -11,10 +11,10 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from spare_megatron.controller.messages import Saved, Tuned
-from spare_megatron.page.exposition import COUNTERS, GAUGES, exposition
-from spare_megatron.page.followed_run import FollowedRun
-from spare_megatron.watch.wall_time import PARTS
+from spare_megatron.monitor.page.exposition import COUNTERS, GAUGES, exposition
+from spare_megatron.monitor.page.followed_run import FollowedRun
+from spare_megatron.monitor.wall_time import PARTS
+from spare_megatron.protocol.messages import Saved, Tuned
 from tests.pure.told_job import CALM_S, SPEC, ToldJob
 from tests.pure.written_job import Written
 

@@ -11,15 +11,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import Hello
-from spare_megatron.page import step_points
-from spare_megatron.page.event_streams import STREAMS_MAX, WAITING_MAX, EventStreams
-from spare_megatron.page.followed_run import FollowedRun, names_of
-from spare_megatron.page.frame import Frame, changes
-from spare_megatron.page.run_drawing import RunDrawing
-from spare_megatron.page.step_points import StepPoints
-from spare_megatron.watch.job_picture import StepSeries
+from spare_megatron.monitor.job_picture import StepSeries
+from spare_megatron.monitor.page import step_points
+from spare_megatron.monitor.page.event_streams import STREAMS_MAX, WAITING_MAX, EventStreams
+from spare_megatron.monitor.page.followed_run import FollowedRun, names_of
+from spare_megatron.monitor.page.frame import Frame, changes
+from spare_megatron.monitor.page.run_drawing import RunDrawing
+from spare_megatron.monitor.page.step_points import StepPoints
+from spare_megatron.protocol.messages import Hello
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.told_job import SPEC, ToldJob
 from tests.pure.written_job import Written
 

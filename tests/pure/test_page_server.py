@@ -16,11 +16,11 @@ from yarl import URL
 from spare_megatron.cli import page
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import write_json
-from spare_megatron.page.followed_run import FollowedRun
-from spare_megatron.page.log_files import END_BYTES, end_of, group_logs, job_logs
-from spare_megatron.page.page_door import listen_address, read_token
-from spare_megatron.page.page_server import PageServer, opened, page_text
+from spare_megatron.monitor.page.followed_run import FollowedRun
+from spare_megatron.monitor.page.log_files import END_BYTES, end_of, group_logs, job_logs
+from spare_megatron.monitor.page.page_door import listen_address, read_token
+from spare_megatron.monitor.page.page_server import PageServer, opened, page_text
+from spare_megatron.runtime.run_directory import write_json
 from tests.pure.told_job import ToldJob
 from tests.pure.written_job import Written
 

@@ -15,8 +15,8 @@ from spare_megatron.transfer import parcels
 from spare_megatron.transfer.parcels import (
     ALIGNED_BYTES,
     ByteSpace,
-    Landing,
-    Portion,
+    ReceiveBuffer,
+    SendBuffer,
     flat_bytes,
     pack_header,
     read_header,
@@ -50,26 +50,26 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and (not one.nbytes or torch.equal(flat_bytes(one), flat_bytes(other)))
 
 
-def chunks_of(portion: Portion) -> list[tuple[int, memoryview]]:
-    return [portion.chunk(number) for number in range(-(-portion.size // parcels.CHUNK_BYTES))]
+def chunks_of(outgoing: SendBuffer) -> list[tuple[int, memoryview]]:
+    return [outgoing.chunk(number) for number in range(-(-outgoing.size // parcels.CHUNK_BYTES))]
 
 
 def land(parcel: Parcel, parts: int, step: int = 1 << 30) -> Parcel:
-    """Every part through a Landing, ``step`` bytes at a time."""
+    """Every part through a ReceiveBuffer, ``step`` bytes at a time."""
     told = read_header(pack_header(parcel))
     places = {name: torch.empty_like(tensor, device="cpu") for name, tensor in told.tensors.items()}
     for part in range(parts):
-        portion, landing = Portion(parcel, part, parts), Landing(places, part, parts)
-        assert portion.size == landing.size
-        for checksum, chunk in chunks_of(portion):
-            assert landing.due == len(chunk)
-            while room := landing.room():
+        outgoing, incoming = SendBuffer(parcel, part, parts), ReceiveBuffer(places, part, parts)
+        assert outgoing.size == incoming.size
+        for checksum, chunk in chunks_of(outgoing):
+            assert incoming.due == len(chunk)
+            while room := incoming.room():
                 size = min(step, len(room))
-                at = len(chunk) - landing.due
+                at = len(chunk) - incoming.due
                 room[:size] = chunk[at : at + size]
-                landing.advance(size)
-            assert landing.settle(checksum)
-        assert landing.done
+                incoming.advance(size)
+            assert incoming.settle(checksum)
+        assert incoming.done
     return Parcel({name: places[name] for name in told.tensors}, told.values)
 
 
@@ -79,7 +79,7 @@ def test_the_parts_together_are_the_parcel(tensors, parts: int, chunk_bytes: int
         patch.setattr(parcels, "CHUNK_BYTES", chunk_bytes)
         parcel = parcel_of(tensors)
         landed = land(parcel, parts, step)
-        raw = b"".join(bytes(chunk) for part in range(parts) for _, chunk in chunks_of(Portion(parcel, part, parts)))
+        raw = b"".join(bytes(chunk) for part in range(parts) for _, chunk in chunks_of(SendBuffer(parcel, part, parts)))
     assert landed.values == parcel.values
     assert landed.tensors.keys() == parcel.tensors.keys()
     assert all(same(landed.tensors[name], parcel.tensors[name]) for name in parcel.tensors)
@@ -98,7 +98,7 @@ def test_tensors_of_other_devices_are_filled_chunk_by_chunk(tensors, parts: int)
         assert all(same(landed.tensors[name], parcel.tensors[name]) for name in parcel.tensors)
         full = {name: tensor for name, tensor in landed.tensors.items() if tensor.nbytes}
         if full:
-            room = Landing(full, 0, 1).room()
+            room = ReceiveBuffer(full, 0, 1).room()
             room[:] = bytes(len(room))
         assert all(same(full[name], parcel.tensors[name]) for name in full), "nothing was written past the checksum"
 
@@ -174,25 +174,25 @@ def test_a_damaged_chunk_comes_again_from_its_beginning(monkeypatch: pytest.Monk
     monkeypatch.setattr(parcels, "CHUNK_BYTES", 64)
     parcel = Parcel({"a": torch.arange(20), "b": torch.ones(3)}, {})
     places = {"a": torch.zeros(20, dtype=torch.int64), "b": torch.zeros(3)}
-    portion, landing = Portion(parcel, 0, 1), Landing(places, 0, 1)
-    for number, (checksum, chunk) in enumerate(chunks_of(portion)):
+    outgoing, incoming = SendBuffer(parcel, 0, 1), ReceiveBuffer(places, 0, 1)
+    for number, (checksum, chunk) in enumerate(chunks_of(outgoing)):
         for damage in (1, 0):
-            assert (landing.chunk, landing.reached) == (number, 64 * number)
+            assert (incoming.chunk, incoming.reached) == (number, 64 * number)
             at = 0
-            while room := landing.room():
+            while room := incoming.room():
                 room[:] = chunk[at : at + len(room)]
                 room[-1] ^= damage
                 at += len(room)
-                landing.advance(len(room))
-            assert not landing.done
-            assert landing.settle(checksum) is (damage == 0)
-    assert landing.done
+                incoming.advance(len(room))
+            assert not incoming.done
+            assert incoming.settle(checksum) is (damage == 0)
+    assert incoming.done
     assert torch.equal(places["a"], parcel.tensors["a"])
     assert torch.equal(places["b"], parcel.tensors["b"])
 
 
 def test_a_portion_is_a_copy() -> None:
     tensor = torch.zeros(100)
-    portion = Portion(Parcel({"a": tensor}, {}), 0, 1)
+    outgoing = SendBuffer(Parcel({"a": tensor}, {}), 0, 1)
     tensor.fill_(1)
-    assert bytes(portion.chunk(0)[1]) == bytes(400)
+    assert bytes(outgoing.chunk(0)[1]) == bytes(400)

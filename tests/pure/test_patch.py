@@ -11,8 +11,8 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from spare_megatron.controller.assign import Patch, WipeOut, first_assignment, patch
 from spare_megatron.placement import Placement, build_placement, placement_from_offsets
+from spare_megatron.protocol.assign import Patch, WipeOut, first_assignment, patch
 
 
 def table(remaining: Mapping[int, int], num_groups: int) -> NDArray[np.int64]:

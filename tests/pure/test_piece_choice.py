@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.trainer import piece_choice
+from spare_megatron.worker import piece_choice
 from tests.pure.flags_of_a_job import job_of, launched
 
 NAME = "NVIDIA H100 80GB HBM3"

@@ -13,18 +13,12 @@ from hypothesis import strategies as st
 from spare_megatron.cli import plan, simulate
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.piece_sizes import check, sizes_that_fit
-from spare_megatron.theory.time_shares import time_shares
-from spare_megatron.theory.uneven import heavy_groups, slowest_of_both
-from spare_megatron.tuner.choose import expected_load
-from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.memory import Shape, fitting, memory
-from spare_megatron.tuner.piece_size import (
-    TIE,
-    for_job,
-    step_time,
-    with_figures,
-    without_figures,
-)
+from spare_megatron.planning.choose import expected_load
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.memory import Shape, fitting, memory
+from spare_megatron.planning.piece_size import TIE, for_job, step_time, with_figures, without_figures
+from spare_megatron.planning.time_shares import time_shares
+from spare_megatron.planning.uneven import heavy_groups, slowest_of_both
 
 CLUSTER = ClusterFigures(1600, 8, 300, 3600, 60, 64, 2, rejoin_s=600.0)
 PLAN = ["--gpus", "1600", "--gpus-per-group", "8", "--mtbf-s", "300", "--restart-s", "3600", "--save-s", "60"]

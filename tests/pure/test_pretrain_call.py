@@ -12,12 +12,12 @@ import pytest
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.core_differences import QuietLogs
-from spare_megatron.trainer import user_state
 from spare_megatron.training import command_line
 from spare_megatron.training.argument_utils import gpt_config_from_args, pretrain_cfg_container_from_args
 from spare_megatron.training.command_line import parse_and_validate_args
 from spare_megatron.training.model_type import ModelType
 from spare_megatron.training.pretrain_call import read_call
+from spare_megatron.worker import user_state
 from tests.pure.flags_of_a_job import SMALL
 
 KIND = ModelType.encoder_or_decoder

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
-from spare_megatron.control.heartbeat_timer import NEWS, Pulse, leader_interval_s
-from spare_megatron.control.rank_ledger import LATE
-from spare_megatron.control.reports import Progress
+from spare_megatron.control_plane.heartbeat_timer import NEWS, Pulse, leader_interval_s
+from spare_megatron.control_plane.rank_ledger import LATE
+from spare_megatron.control_plane.reports import Progress
 
 LONG_S = 300.0
 

@@ -11,14 +11,14 @@ import pytest
 
 from spare_megatron.cli import timeline
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.failpoints import injected
-from spare_megatron.observe.rank_lines import BROKEN, RankLine, RankPart, encoded, parsed
-from spare_megatron.trainer import rank_parts
-from spare_megatron.trainer.rank_parts import WrittenRankParts
-from spare_megatron.watch.rank_files import RankFiles
-from spare_megatron.watch.trace_files import draw_timeline
-from spare_megatron.watch.trace_sample import SLICES_MAX, choose_steps
+from spare_megatron.metrics.rank_lines import BROKEN, RankLine, RankPart, encoded, parsed
+from spare_megatron.monitor.rank_files import RankFiles
+from spare_megatron.monitor.trace_files import draw_timeline
+from spare_megatron.monitor.trace_sample import SLICES_MAX, choose_steps
+from spare_megatron.runtime.failpoints import injected
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import rank_parts
+from spare_megatron.worker.rank_parts import WrittenRankParts
 from tests.pure.test_timeline import failed_and_returned, told_line
 from tests.pure.told_job import BEGAN_S, ToldJob
 from tests.pure.written_job import Written
@@ -128,7 +128,7 @@ def test_a_step_is_found_in_a_long_file_by_reading_little(tmp_path: Path, monkey
     lines = [RankLine(step, float(step), CALM) for step in range(10, 20_000, 2)]
     tell(run_dir, (0, 0, 0), *lines, torn=b'{"step":20000,"began_s":2')
     read = []
-    monkeypatch.setattr("spare_megatron.watch.rank_files.parsed", lambda text: read.append(text) or parsed(text))
+    monkeypatch.setattr("spare_megatron.monitor.rank_files.parsed", lambda text: read.append(text) or parsed(text))
     for step in (10, 12, 9_998, 19_996, 19_998):
         assert steps_told(run_dir, step) == [step]
     for step in (0, 9, 11, 9_999, 20_000, 30_000):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from spare_megatron.controller.rebalance import GAIN, MARGIN, first_given, shared_out, unbegun, wanted
 from spare_megatron.placement import build_placement
+from spare_megatron.protocol.rebalance import GAIN, MARGIN, first_given, shared_out, unbegun, wanted
 
 
 class Step:

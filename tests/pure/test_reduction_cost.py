@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.theory import reduction_cost as cost
+from spare_megatron.planning import reduction_cost as cost
 from tests.pure import cost_tables
 
 PAGE = Path(__file__).parents[2] / "docs" / "exact_reduction.md"

@@ -12,19 +12,15 @@ import numpy as np
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_one
-from spare_megatron.theory.catching_up import (
-    commits_to_admission,
-    mean_commits_to_admission,
-    without_a_share_s,
-)
-from spare_megatron.theory.idle import without_work
-from spare_megatron.theory.patched_step import at_random, evenly, patched_step
-from spare_megatron.theory.ratio import binomial
-from spare_megatron.theory.renewals import renewals
-from spare_megatron.tuner.choose import candidate, choose
-from spare_megatron.tuner.cluster_figures import ClusterFigures
+from spare_megatron.planning.catching_up import commits_to_admission, mean_commits_to_admission, without_a_share_s
+from spare_megatron.planning.choose import candidate, choose
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.idle import without_work
+from spare_megatron.planning.patched_step import at_random, evenly, patched_step
+from spare_megatron.planning.ratio import binomial
+from spare_megatron.planning.renewals import renewals
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_one
 
 SEED = 4_417
 TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "rejoin_table.json"

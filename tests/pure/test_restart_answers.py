@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from spare_megatron.controller.machine import step
-from spare_megatron.controller.messages import Loss, Lost
 from spare_megatron.coordinator.restart_answers import RestartAnswers
+from spare_megatron.protocol.machine import step
+from spare_megatron.protocol.messages import Loss, Lost
 from tests.pure.scenario import Player
 
 RUNNING = ("open N=3 K=2 r=2 steps=4", "hello 0,1,2")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from spare_megatron.config.job import JobDescription
 from spare_megatron.data.dataset_build import sample_counts
 from spare_megatron.data.sampling import SampleOrder
-from spare_megatron.observe.iteration_line import throughput
-from spare_megatron.trainer.job_arguments import JobArguments
+from spare_megatron.metrics.iteration_line import throughput
+from spare_megatron.worker.job_arguments import JobArguments
 from tests.pure.flags_of_a_job import job_of, launched
 
 SEED = 44

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.shape import JobShape
-from spare_megatron.trainer.return_forecast import rank_parameters, return_lines
-from spare_megatron.tuner.return_memory import RankParameters, return_memory
+from spare_megatron.planning.return_memory import RankParameters, return_memory
+from spare_megatron.worker.return_forecast import rank_parameters, return_lines
 from tests.pure.flags_of_a_job import job_of, launched
 
 PLAIN = {

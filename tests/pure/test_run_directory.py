@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spare_megatron.control.run_directory import RunDirectory, scratch_of
+from spare_megatron.runtime.run_directory import RunDirectory, scratch_of
 
 
 def test_a_sweep_removes_what_is_half_written(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from spare_megatron.cli import report, status
 from spare_megatron.cli.status_changes import StatusChanges
 from spare_megatron.cli.status_screen import screen
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control.run_directory import write_json
-from spare_megatron.controller.messages import Vote
 from spare_megatron.coordinator import journal_parts
 from spare_megatron.coordinator.journal import acted_on, read
-from spare_megatron.watch.html_report import report_html, write_report
-from spare_megatron.watch.observed_choice import observed_choice
-from spare_megatron.watch.report_plots import MARKS_MAX, POINTS_MAX, step_plots
-from spare_megatron.watch.run_files import RunFiles
+from spare_megatron.monitor.html_report import report_html, write_report
+from spare_megatron.monitor.observed_choice import observed_choice
+from spare_megatron.monitor.report_plots import MARKS_MAX, POINTS_MAX, step_plots
+from spare_megatron.monitor.run_files import RunFiles
+from spare_megatron.protocol.messages import Vote
+from spare_megatron.runtime.run_directory import write_json
 from tests.pure.journal_writer import EVENTS, shrink, written
 from tests.pure.told_job import CALM_S, ToldJob
 from tests.pure.written_job import Written

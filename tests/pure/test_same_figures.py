@@ -10,10 +10,10 @@ import hashlib
 
 import pytest
 
-from spare_megatron.controller import messages as m
-from spare_megatron.sim import job_control
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.trials import Case, run_one
+from spare_megatron.protocol import messages as m
+from spare_megatron.simulator import job_control
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.trials import Case, run_one
 
 SEED = 1
 CLUSTER = Cluster(64, reduce_s=2.0)

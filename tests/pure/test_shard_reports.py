@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.control.reports import RankOpened
-from spare_megatron.control.shard_reports import ShardReports
-from spare_megatron.controller.messages import Hosts
-from spare_megatron.controller.view import View
+from spare_megatron.control_plane.reports import RankOpened
+from spare_megatron.control_plane.shard_reports import ShardReports
+from spare_megatron.protocol.messages import Hosts
+from spare_megatron.protocol.view import View
 
 ME = (1, 4)
 ADOPTS = View(1, 4, 3, 1, ((0, 0), ME), (20, 3), 21, ((5,),), (), adopts=((7, 0),))

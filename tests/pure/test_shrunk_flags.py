@@ -11,7 +11,7 @@ from benchmarks._shrinking_rules import RULES, STEPS
 from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
 from benchmarks.functional_configs import FOLDERS, described, judge
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.trainer.job_arguments import parse_job
+from spare_megatron.worker.job_arguments import parse_job
 from tests.pure.claim import RESULTS
 from tests.pure.functional_sets import functional_sets
 

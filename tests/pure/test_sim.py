@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.balance import STEP, Completion
-from spare_megatron.sim.cluster import Cluster, Policy, Reading
-from spare_megatron.sim.failures import failures_of, record
-from spare_megatron.sim.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
-from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.sim.policy_trial import RATIO_MAX, TrialResult
-from spare_megatron.sim.script import scripted
-from spare_megatron.sim.trials import ENGINES, Case, run_one
+from spare_megatron.simulator.balance import STEP, Completion
+from spare_megatron.simulator.cluster import Cluster, Policy, Reading
+from spare_megatron.simulator.failures import failures_of, record
+from spare_megatron.simulator.intervals import save_interval_s, save_interval_steps, time_to_wipe_out_s
+from spare_megatron.simulator.pieces import PiecesEngine
+from spare_megatron.simulator.policy_trial import RATIO_MAX, TrialResult
+from spare_megatron.simulator.script import scripted
+from spare_megatron.simulator.trials import ENGINES, Case, run_one
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = Cluster(12, mtbf_s=400.0, reduce_s=2.0, restart_s=600.0)

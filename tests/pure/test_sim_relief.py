@@ -8,11 +8,11 @@ import pytest
 
 from benchmarks import lasting_slowness
 from benchmarks.relief_model import compared
-from spare_megatron.controller import messages as m
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.job_control import JobControl
-from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.sim.trials import Case, run_one
+from spare_megatron.protocol import messages as m
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.job_control import JobControl
+from spare_megatron.simulator.pieces import PiecesEngine
+from spare_megatron.simulator.trials import Case, run_one
 
 STEPS = 8
 OFF_PERCENT = 3.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.messages import JobSpec
 from spare_megatron.placement import build_placement
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.job_control import JobControl
-from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.theory import catching_up
-from spare_megatron.theory.catching_up import commits_to_admission
+from spare_megatron.planning import catching_up
+from spare_megatron.planning.catching_up import commits_to_admission
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.messages import JobSpec
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.job_control import JobControl
+from spare_megatron.simulator.pieces import PiecesEngine
 
 CALM = Cluster(12, mtbf_s=1e12, jitter=0.0, reduce_s=2.0, rejoin_s=100.0, transfer_s=150.0, result_s=10.0)
 STEP_S = 66.0
@@ -85,7 +85,7 @@ def test_nobody_waits_for_a_learner_and_a_joiner_is_waited_for_at_most_its_grace
     assert job.result.tally.joins == 1
     away = Watched(monkeypatch, Cluster(**{**vars(CALM), "rejoin_s": 1e9}), [(10.0, 5)])
     assert job.longest_s() <= away.longest_s()
-    monkeypatch.setattr("spare_megatron.sim.pieces.GRACE_S", -20.0)
+    monkeypatch.setattr("spare_megatron.simulator.pieces.GRACE_S", -20.0)
     late = Watched(monkeypatch, cluster, [(10.0, 5)])
     assert late.of(m.JoinersLate)
     assert "did not hold the state" in " ".join(late.reasons)

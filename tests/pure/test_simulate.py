@@ -10,11 +10,11 @@ import pytest
 
 from spare_megatron.cli import simulate as simulate_command
 from spare_megatron.cli.simulate import case_of, main, parser
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.machine import initial_state, step
 from spare_megatron.coordinator.journal import Journal, Replayed
-from spare_megatron.sim.cluster import Cluster
-from spare_megatron.sim.replay import losses
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.machine import initial_state, step
+from spare_megatron.simulator.cluster import Cluster
+from spare_megatron.simulator.replay import losses
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spare_megatron.controller import messages as m
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.observe.metrics import MetricsBook
-from spare_megatron.sim.cluster import Cluster, Policy
-from spare_megatron.sim.job_control import JobControl
-from spare_megatron.sim.pieces import PiecesEngine
-from spare_megatron.watch.job_picture import JobPicture
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.protocol import messages as m
+from spare_megatron.simulator.cluster import Cluster, Policy
+from spare_megatron.simulator.job_control import JobControl
+from spare_megatron.simulator.pieces import PiecesEngine
 
 CLUSTER = Cluster(12, mtbf_s=400.0, reduce_s=2.0, restart_s=200.0, save_s=30.0, rebuild_s=0.5)
 BEGAN_S = 1e9

@@ -19,12 +19,6 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
-    Decision,
-)
-from spare_megatron.controller.state_codec import encode_state
 from spare_megatron.coordinator import journal as journal_module
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.journal import (
@@ -49,8 +43,12 @@ from spare_megatron.coordinator.journal_parts import (
 from spare_megatron.coordinator.records import metrics_lines
 from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot
-from spare_megatron.failpoints import injected
-from spare_megatron.observe.metrics import MetricsBook
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import Decision
+from spare_megatron.protocol.state_codec import encode_state
+from spare_megatron.runtime.failpoints import injected
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.journal_writer import EVENTS, PLACES, SPEC, Seen, Writer, assert_whole, shrink, written
 
 
@@ -364,7 +362,7 @@ def test_a_restarted_coordinator_has_the_figures_of_a_full_replay(tmp_path: Path
 
     async def play() -> Coordinator:
         one = await begun()
-        one._speaker.say = lambda action: None  # type: ignore[method-assign]
+        one._dispatcher.say = lambda action: None  # type: ignore[method-assign]
         one._open(SPEC, JobDescription(train_iters=1000))
         for event in EVENTS[1:]:
             one._apply(event)

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.messages import SendAsk
-from spare_megatron.controller.state import Plan
 from spare_megatron.coordinator.watched_figures import speeds
-from spare_megatron.observe.metrics import MetricsBook
-from spare_megatron.observe.moved_pieces import moved_pieces
-from spare_megatron.watch.group_numbers import numbered_groups
-from spare_megatron.watch.speed_texts import SHOWN_MAX, speed_lines
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.metrics.moved_pieces import moved_pieces
+from spare_megatron.monitor.group_numbers import numbered_groups
+from spare_megatron.monitor.speed_texts import SHOWN_MAX, speed_lines
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.messages import SendAsk
+from spare_megatron.protocol.state import Plan
 from tests.pure.told_job import ToldJob
 
 SPEC = m.JobSpec(4, 8, (0, 1, 2), "microbatch", 0, 99, 1, "f")

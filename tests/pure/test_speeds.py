@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spare_megatron.controller import messages as m
-from spare_megatron.controller.lasting_paces import LastingPaces
-from spare_megatron.controller.speeds import slowness_after
-from spare_megatron.controller.state import State
 from spare_megatron.coordinator.paces import steady_s
 from spare_megatron.coordinator.status_figures import status_figures
-from spare_megatron.watch.speed_texts import SHOWN_MAX, speed_lines
+from spare_megatron.monitor.speed_texts import SHOWN_MAX, speed_lines
+from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.lasting_paces import LastingPaces
+from spare_megatron.protocol.speeds import slowness_after
+from spare_megatron.protocol.state import State
 from tests.pure.told_job import ToldJob
 
 SPEC = m.JobSpec(4, 16, (0, 1, 2), "microbatch", 0, 99, 1, "f")

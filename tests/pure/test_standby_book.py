@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spare_megatron.launch.standby_book import StandbyBook, first_choice
-from spare_megatron.watch.waiting_counts import waiting_text
+from spare_megatron.monitor.waiting_counts import waiting_text
 
 
 @pytest.mark.parametrize(

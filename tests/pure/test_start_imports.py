@@ -13,9 +13,9 @@ from tests.spawn import ROOT, environment
 
 START = """
 import sys
-from spare_megatron.trainer.job_arguments import parse_job
-from spare_megatron.trainer.tokenizer import build_tokenizer
-import spare_megatron.trainer.megatron_job
+from spare_megatron.worker.job_arguments import parse_job
+from spare_megatron.worker.tokenizer import build_tokenizer
+import spare_megatron.worker.megatron_job
 words = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --lr 1"
 words += " --micro-batch-size 1 --train-iters 2 --mock-data --tokenizer-type NullTokenizer --vocab-size 63"
 _, args = parse_job(words.split())
@@ -32,7 +32,9 @@ def test_a_rank_imports_no_package_that_it_does_not_use() -> None:
 
 def test_neither_a_coordinator_nor_the_end_of_a_launcher_waits_for_scipy() -> None:
     """A choice needs it, and few jobs make one."""
-    code = "import sys, spare_megatron.cli.coordinator, spare_megatron.watch.html_report; print('scipy' in sys.modules)"
+    code = (
+        "import sys, spare_megatron.cli.coordinator, spare_megatron.monitor.html_report; print('scipy' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("False\n", "")
 

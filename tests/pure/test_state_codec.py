@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import Event
-from spare_megatron.controller.state import Plan
-from spare_megatron.controller.state_codec import decode_state, encode_state
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import Event
+from spare_megatron.protocol.state import Plan
+from spare_megatron.protocol.state_codec import decode_state, encode_state
 from tests.explore.model import Model
 from tests.explore.shape import Shape
 from tests.explore.shapes import ANY

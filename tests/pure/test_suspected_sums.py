@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from spare_megatron.collectives.reduction import ReduceOutcome
-from spare_megatron.controller.member import Orders, first_orders, take_commit, take_tickets, take_view
-from spare_megatron.controller.messages import JobSpec, ReductionResult
-from spare_megatron.controller.tickets import Begin, Close, TicketStream
-from spare_megatron.controller.view import View
-from spare_megatron.trainer.step import StepRunner
+from spare_megatron.protocol.member import Orders, first_orders, take_commit, take_tickets, take_view
+from spare_megatron.protocol.messages import JobSpec, ReductionResult
+from spare_megatron.protocol.tickets import Begin, Close, TicketStream
+from spare_megatron.protocol.view import View
+from spare_megatron.worker.step import StepRunner
 from tests.pure.learner_world import RankEngine
 
 SPEC = JobSpec(3, 4, (0, 1), "microbatch", 0, 9, 1, "f")

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.span_groups import span_groups
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready
 from spare_megatron.coordinator.records import Records
 from spare_megatron.flags import check
-from spare_megatron.observe import telemetry
-from spare_megatron.observe.boards import Boards
-from spare_megatron.observe.telemetry import Telemetry
+from spare_megatron.metrics import telemetry
+from spare_megatron.metrics.boards import Boards
+from spare_megatron.metrics.telemetry import Telemetry
+from spare_megatron.protocol.messages import CaughtUp, Hello, Ready
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.flags_of_a_job import job_of
 from tests.pure.told_job import ToldJob
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron import failpoints
-from spare_megatron.control.run_directory import CoordinatorAddress, RunDirectory
 from spare_megatron.coordinator.election import Office, OfficeLostError
 from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenError
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 LEASE_S = 4.0
 

@@ -15,12 +15,12 @@ import pytest
 from scipy.integrate import quad
 from scipy.special import ndtr
 
-from spare_megatron.controller.assign import Assignment, assign, first_assignment
 from spare_megatron.placement import build_placement
-from spare_megatron.theory import depth, endured, published, ratio, rejoin
-from spare_megatron.theory.shortage import short_on_ring, short_sets, triangles_per_shard
-from spare_megatron.tuner.choose import candidate
-from spare_megatron.tuner.cluster_figures import ClusterFigures
+from spare_megatron.planning import depth, endured, published, ratio, rejoin
+from spare_megatron.planning.choose import candidate
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.shortage import short_on_ring, short_sets, triangles_per_shard
+from spare_megatron.protocol.assign import Assignment, assign, first_assignment
 
 SEED = 7_141
 

@@ -1,7 +1,7 @@
 """The ticket stream: the real issuer, the real readers, and orders that come late, twice, or to a broken connection.
 
 Each walk plays the leader of one group and its ranks. Ranks hear at their own pace, lose their connection and come
-back, and do what their next word says; those of a joiner look at the same orders between runs (trainer.group_rounds).
+back, and do what their next word says; those of a joiner look at the same orders between runs (worker.group_rounds).
 Epochs grow the plan or not, steps are committed when all ranks have reduced, the group is asked for pieces and epochs
 take them out or leave them, shards are adopted and opened, or cannot be, a joiner is sent back and gets other offers,
 and the job ends anywhere. What must hold:
@@ -22,9 +22,9 @@ from dataclasses import replace
 
 import pytest
 
-from spare_megatron.control.ticket_issuer import TicketIssuer
-from spare_megatron.control.ticket_words import order_of, stream_of
-from spare_megatron.controller.member import (
+from spare_megatron.control_plane.ticket_issuer import TicketIssuer
+from spare_megatron.control_plane.ticket_words import order_of, stream_of
+from spare_megatron.protocol.member import (
     Orders,
     first_orders,
     take_ask,
@@ -33,11 +33,11 @@ from spare_megatron.controller.member import (
     take_tickets,
     take_view,
 )
-from spare_megatron.controller.messages import GaveBack, JobSpec
-from spare_megatron.controller.tickets import Begin, Close, Pause, Ticket, Tickets, TicketStream
-from spare_megatron.controller.view import Offer, ReliefAsk, View
-from spare_megatron.trainer.step import StepRunner
-from spare_megatron.trainer.ticket_reader import LeaveError, TicketReader, TicketRun
+from spare_megatron.protocol.messages import GaveBack, JobSpec
+from spare_megatron.protocol.tickets import Begin, Close, Pause, Ticket, Tickets, TicketStream
+from spare_megatron.protocol.view import Offer, ReliefAsk, View
+from spare_megatron.worker.step import StepRunner
+from spare_megatron.worker.ticket_reader import LeaveError, TicketReader, TicketRun
 from tests.pure.learner_world import RankEngine, RankReplicas
 
 SPEC = JobSpec(3, 4, (0, 1), "microbatch", 0, 9, 1, "f", audit_rate=0.5, audit_seed=3)

@@ -10,11 +10,11 @@ import pytest
 
 from spare_megatron.cli import timeline
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.controller.messages import CaughtUp, Hello, Ready, Saved
-from spare_megatron.observe.metrics import SLOWEST_MAX, _slowest
-from spare_megatron.watch.perfetto_trace import perfetto_trace
-from spare_megatron.watch.trace_book import TraceBook
-from spare_megatron.watch.trace_sample import SLICES_MAX, choose_steps, with_lines
+from spare_megatron.metrics.metrics import SLOWEST_MAX, _slowest
+from spare_megatron.monitor.perfetto_trace import perfetto_trace
+from spare_megatron.monitor.trace_book import TraceBook
+from spare_megatron.monitor.trace_sample import SLICES_MAX, choose_steps, with_lines
+from spare_megatron.protocol.messages import CaughtUp, Hello, Ready, Saved
 from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, ToldJob
 from tests.pure.written_job import Written
 from tests.trace_reading import ReadTrace, read_trace

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control import tls_files
-from spare_megatron.control.tls_files import NO_TLS, TLS_FILES, check_tls, is_loopback, make_tls, tls_of
+from spare_megatron.control_plane import tls_files
+from spare_megatron.control_plane.tls_files import NO_TLS, TLS_FILES, check_tls, is_loopback, make_tls, tls_of
 
 
 def test_a_job_makes_its_files_once_and_for_itself_alone(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from spare_megatron.cli import plan as cli
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
-from spare_megatron.theory import published
-from spare_megatron.theory.ratio import slowest
-from spare_megatron.tuner.at_start import Measured, at_start, updated_interval
-from spare_megatron.tuner.choose import TIE, choose, choose_granularity
-from spare_megatron.tuner.cluster_figures import ClusterFigures
-from spare_megatron.tuner.memory import Shape, fitting, memory, table
-from spare_megatron.tuner.trace import parse_trace
+from spare_megatron.planning import published
+from spare_megatron.planning.at_start import Measured, at_start, updated_interval
+from spare_megatron.planning.choose import TIE, choose, choose_granularity
+from spare_megatron.planning.cluster_figures import ClusterFigures
+from spare_megatron.planning.memory import Shape, fitting, memory, table
+from spare_megatron.planning.ratio import slowest
+from spare_megatron.planning.trace import parse_trace
 
 CLUSTER = ClusterFigures(120_000, 600, 300, 3600, 60, 64, 2, weibull_shape=0.78)
 FLAGS = ["--gpus", "120000", "--gpus-per-group", "600", "--restart-s", "3600", "--save-s", "60"]

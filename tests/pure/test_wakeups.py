@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from spare_megatron import wakeups
+from spare_megatron.runtime import wakeups
 
 SLICES_OF_THEIR_OWN = (6, 12)
 """The Linux from which on a thread's slice counts."""

@@ -8,7 +8,14 @@ from dataclasses import replace
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.job_events import JobEvent, events_of
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.monitor.durations import duration
+from spare_megatron.monitor.job_history import Failure, JobHistory, Return
+from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.monitor.job_texts import happenings, wall_time_line
+from spare_megatron.monitor.wall_time import RESTART_WITHIN_S
+from spare_megatron.protocol.messages import (
     AcceptSave,
     CaughtUp,
     Hello,
@@ -21,13 +28,6 @@ from spare_megatron.controller.messages import (
     Saved,
     Vote,
 )
-from spare_megatron.coordinator.job_events import JobEvent, events_of
-from spare_megatron.coordinator.journal import Record
-from spare_megatron.watch.durations import duration
-from spare_megatron.watch.job_history import Failure, JobHistory, Return
-from spare_megatron.watch.job_picture import JobPicture
-from spare_megatron.watch.job_texts import happenings, wall_time_line
-from spare_megatron.watch.wall_time import RESTART_WITHIN_S
 from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ToldJob
 
 

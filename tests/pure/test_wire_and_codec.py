@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.config.timeouts import timeouts_from
-from spare_megatron.control import control_pb2 as pb
-from spare_megatron.control import protobuf_codec
-from spare_megatron.control.generate import GENERATED, generated_texts
-from spare_megatron.control.reports import Heartbeat, LastRank, LateRank, Reduced
-from spare_megatron.controller import codec
-from spare_megatron.controller.messages import (
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.generate import GENERATED, generated_texts
+from spare_megatron.control_plane.reports import Heartbeat, LastRank, LateRank, Reduced
+from spare_megatron.protocol import codec
+from spare_megatron.protocol.messages import (
     AcceptSave,
     Applied,
     Hello,
@@ -34,7 +34,7 @@ from spare_megatron.controller.messages import (
     SendView,
     Vote,
 )
-from spare_megatron.controller.view import Offer, View
+from spare_megatron.protocol.view import Offer, View
 
 SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
 small = st.integers(0, 1000)
@@ -94,7 +94,7 @@ actions = st.one_of(
 
 def test_the_generated_module_and_its_types_are_current() -> None:
     texts = tuple(path.read_text() for path in GENERATED)
-    assert texts == generated_texts(), "run python -m spare_megatron.control.generate"
+    assert texts == generated_texts(), "run python -m spare_megatron.control_plane.generate"
 
 
 @given(views)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from spare_megatron.controller.machine import State, initial_state, step
-from spare_megatron.controller.messages import (
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.messages import (
     Applied,
     Event,
     Hello,
@@ -18,9 +21,6 @@ from spare_megatron.controller.messages import (
     StopRequested,
     Vote,
 )
-from spare_megatron.coordinator.journal import Record
-from spare_megatron.observe.metrics import MetricsBook
-from spare_megatron.watch.job_picture import JobPicture
 
 SPEC = JobSpec(4, 3, (0, 1), "microbatch", 0, 99, 4, "f")
 STARTED_S, BEGAN_S = 1000.0, 1008.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from spare_megatron.control.run_directory import RunDirectory
-from spare_megatron.controller.messages import Decision
 from spare_megatron.coordinator.journal import Journal, Replayed
 from spare_megatron.coordinator.records import Records
+from spare_megatron.protocol.messages import Decision
+from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.told_job import ToldJob
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import psutil
 
-from spare_megatron.control.run_directory import RunDirectory, glance
 from spare_megatron.coordinator import journal
 from spare_megatron.coordinator.terms import Terms
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -134,7 +134,7 @@ def save(directory: str | Path, replica: Replica, *, optimizer: bool = True, **t
     """Write the group's state into ``directory``, which must be new or empty, and wait until it is written. Collective.
 
     ``told`` has the keyword arguments of :meth:`Checkpointer.take`. An error while writing is raised only on its rank,
-    while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.trainer.saving` instead.
+    while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.worker.saving` instead.
     """
     directory = Path(directory)
     share = Checkpointer(replica, optimizer=optimizer).take(directory, copied=False, **told)

@@ -38,7 +38,6 @@ import torch
 import torch.distributed as dist
 
 from spare_megatron import kernels
-from spare_megatron.controller.tickets import Ticket
 from spare_megatron.exact_sum.formats import Format, Int32, Int64, ScalesState, Slot
 from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.exact_sum.piece_checksums import PieceChecksums
@@ -50,6 +49,7 @@ from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.sum_checks import SumParts, index_of
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.protocol.tickets import Ticket
 
 log = logging.getLogger(__name__)
 FORMATS: dict[str, type[Format]] = {"exact": Int64, "exact32": Int32}

@@ -29,7 +29,6 @@ from torch.autograd import Variable
 
 from spare_megatron.config.engine_hooks import PieceHook
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.controller.tickets import Ticket, Tickets
 from spare_megatron.megatron_adapter.core_differences import auto_scalers, taken_prediction_losses
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals
 from spare_megatron.megatron_adapter.model.losses import LossSums
@@ -37,6 +36,7 @@ from spare_megatron.megatron_adapter.model.program_runner import ProgramRunner, 
 from spare_megatron.megatron_adapter.model.replica import Replica, rng
 from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
 from spare_megatron.megatron_adapter.model.world import GroupWorld
+from spare_megatron.protocol.tickets import Ticket, Tickets
 
 ForwardStep = Callable[..., Any]
 """Megatron's forward step: (data iterator, model) -> (output, loss function)."""

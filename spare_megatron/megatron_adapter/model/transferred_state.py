@@ -31,7 +31,7 @@ _HALVES = "float16_groups"
 
 
 class TransferableState:
-    """The methods of :class:`~spare_megatron.trainer.engine.StepEngine` that give and take a rank's state.
+    """The methods of :class:`~spare_megatron.worker.engine.StepEngine` that give and take a rank's state.
 
     May assume: both sides have the same flags, layout and rank position.
     """

@@ -1,0 +1,565 @@
+"""The leader of a group talks to the coordinator for all ranks of the group.
+
+It has a process of its own (:mod:`spare_megatron.control_plane.leader_process`). It serves the ranks of its group,
+passes the coordinator's orders on to them unchanged (of a neighbour's and of donors' addresses to each rank those of
+its position), writes the ticket stream that they compute by (:mod:`spare_megatron.control_plane.ticket_issuer`), and
+merges their reports and beats into one (:mod:`spare_megatron.control_plane.group_aggregation`,
+:mod:`spare_megatron.control_plane.learner_reports`, :mod:`spare_megatron.control_plane.shard_reports`,
+:mod:`spare_megatron.control_plane.rank_ledger`). The group says Hello when all its ranks have connected. So the
+coordinator has as many clients as there are groups, not as many as there are GPUs.
+
+A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
+training thread directly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import grpc.aio
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.host_port import join_address, split_address
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane.addresses import same_address, unreachable
+from spare_megatron.control_plane.channel import COORDINATOR, LEADER, serve
+from spare_megatron.control_plane.control_thread import Agent, report_of
+from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, VoteFigures, merge_reports
+from spare_megatron.control_plane.heartbeat_timer import Pulse, leader_interval_s
+from spare_megatron.control_plane.learner_reports import GroupWord, LearnerReports
+from spare_megatron.control_plane.pace_meter import PaceMeter
+from spare_megatron.control_plane.rank_ledger import RankLedger
+from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream, joined
+from spare_megatron.control_plane.reports import (
+    RankApplied,
+    RankBegun,
+    RankCaughtUp,
+    RankOpened,
+    RankReport,
+    Reduced,
+    SaveRequest,
+    StepReport,
+    StopRequest,
+)
+from spare_megatron.control_plane.shard_reports import ShardReports
+from spare_megatron.control_plane.ticket_issuer import TicketIssuer
+from spare_megatron.control_plane.ticket_words import order_of
+from spare_megatron.protocol.codec import job_to_json, spec_to_json
+from spare_megatron.protocol.member import Change
+from spare_megatron.protocol.messages import CaughtUp, GaveBack, Hello, Hosts, Ready, Void, Vote, Withdrawn
+from spare_megatron.protocol.tickets import TicketStream
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.disk import SideFiles
+
+REPORTS_KEPT = 2
+"""Step reports that are sent again after a reconnect: the coordinator may have died between commit and record."""
+
+
+class Leader:
+    """Speaks for a group: the process of its leader, or the control side of the only rank of a group."""
+
+    def __init__(self, agent: Agent, listening: Callable[[str], None] = lambda _: None) -> None:
+        """``listening`` is called with the address at which the ranks reach the leader."""
+        self._agent, self._setup, self._listening = agent, agent.setup, listening
+        self._birth = secrets.token_hex(8)
+        """The birth of the group's process: a leader lives and dies with position 0, hence with the group."""
+        size = self._setup.group_size
+        self._alone = size == 1
+        self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
+        self._arrived = asyncio.Event()
+        self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
+        interval_s = self._setup.job.timeouts.heartbeat_interval_s
+        own_interval_s = leader_interval_s(self._setup.job.timeouts, self._setup.spec.num_groups)
+        self._ledger = RankLedger(size, interval_s, own_interval_s, time.monotonic())
+        job = self._setup.job
+        self._pulse = Pulse(own_interval_s, eager=job.tickets_ahead > 0)
+        self._issuer = TicketIssuer(self._setup.spec, job.late_pauses, job.tickets_ahead)
+        self._meter = PaceMeter(job.tickets_ahead - 1)
+        self._ran_out = (0, 0, False)
+        """Of :attr:`TicketIssuer.runs_out`, what the coordinator was told last."""
+        self._reported = MinOverRanks(size, -1)
+        self._applied = MinOverRanks(size, (-1, -1))
+        self._seen = MinOverRanks(size, 0)
+        self._seen_s = 0.0
+        self._reports: dict[int, dict[int, dict[str, Any]]] = {}
+        self._asked: list[pb.GroupReport] = []
+        self._welcome: pb.Order | None = None
+        self._neighbour: pb.Order | None = None
+        self._donors: pb.Order | None = None
+        self._learning = LearnerReports((self._setup.group, self._setup.incarnation), size)
+        self._shards = ShardReports((self._setup.group, self._setup.incarnation), size, job.adopt_timeout_s)
+        self._addresses = [self._setup.address] + [""] * (size - 1)
+        """Where the ranks of this group listen for their replica rings."""
+        self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
+        """Where they serve state to learners."""
+        self._births: dict[int, str] = {}
+        """Position -> the birth of the process that has it. A rank that dies ends its group: nobody takes its place."""
+        if self._alone:
+            self._reported.add(0, self._setup.last_applied)
+        self._security = self._setup.security
+        self._closing = asyncio.Event()
+        self._side = SideFiles(lambda text: sys.stderr.write(f"spare: {text}\n"))
+        self._stream = ReconnectingStream(
+            service=COORDINATOR,
+            report=pb.GroupReport,
+            security=self._security,
+            find=self._find,
+            greet=self._greet,
+            take=self._take,
+            done=lambda: self._agent.orders.over,
+            patience_s=self._setup.job.timeouts.heartbeat_timeout_s,
+            look_s=interval_s,
+        )
+
+    async def run(self) -> None:
+        """Serve this group until :meth:`close`. Raises ConfigError where it cannot listen."""
+        times = self._setup.job.timeouts
+        server = None if self._alone else await self._serve()
+        if server is None:
+            self._arrived.set()
+        beats = asyncio.create_task(self._send_beats())
+        try:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrived.wait(), times.startup_timeout_s)
+            if not self._arrived.is_set():
+                self._miss_ranks()
+            # A coordinator may be lost just when its first groups, or one that comes back, call it.
+            first_s = times.coordinator_timeout_s if self._setup.kept else 2 * times.heartbeat_timeout_s
+            await self._stream.run(first_s=first_s, again_s=times.coordinator_timeout_s)
+            if not self._agent.orders.over and not self._closing.is_set():
+                self._lost_coordinator()
+            await self._closing.wait()  # the other ranks may still ask what the last order was
+        finally:
+            beats.cancel()
+            if server is not None:
+                await self._dismiss(server)
+
+    def post(self, report: RankReport) -> None:
+        """Take a report of the training thread of a group's only rank."""
+        self._hear(0, report)
+
+    def wants(self, complete: bool) -> bool:
+        """Whether :meth:`nudge` would bring the next heartbeat forward."""
+        return self._pulse.wants(complete)
+
+    def nudge(self) -> None:
+        """Note that the training thread of a group's only rank has done a piece."""
+        self._hear_beat(0, self._agent.beat())
+
+    def close(self) -> None:
+        """Let the ranks receive their last orders, and end the group's stream to the coordinator; :meth:`run` then
+        returns."""
+        self._closing.set()
+        self._arrived.set()
+        self._stream.close()
+
+    # ------------------------------------------------------------------------------------------- towards the ranks
+
+    async def _serve(self) -> grpc.aio.Server:
+        setup, host = self._setup, "127.0.0.1"
+        if _is_remote(setup.coordinator or self._find() or ""):  # where the ranks listen for other groups
+            host = split_address(setup.address)[0] if setup.address else socket.gethostname()
+        server, port = await serve(join_address(host, 0), LEADER, self._security, self._join, pb.RankReport)
+        address = join_address(host, port)
+        publish = partial(setup.run_dir.publish_leader, setup.group, setup.incarnation, address)
+        self._side.write(f"the address of group {setup.group}'s leader", publish)
+        self._listening(address)
+        return server
+
+    async def _join(self, reports: Any, context: grpc.aio.ServicerContext) -> None:
+        """Serve one rank's stream from its arrival to its end."""
+        first = await context.read()
+        if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
+            return
+        far = "" if self._arrived.is_set() else await unreachable(first.arrival.address, self._who(first.arrival))
+        refusal = self._refusal(first.arrival) or far  # behind the wait: others arrive meanwhile
+        if refusal:
+            await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
+            return
+        position = first.arrival.position
+        if self._births.setdefault(position, first.arrival.birth) != first.arrival.birth:
+            reason = f"{self._who(first.arrival)} is there already, as another process"
+            await context.write(pb.Order(fenced=pb.Fenced(reason=reason)))
+            return
+        if first.arrival.tickets < self._issuer.kept.first:
+            reason = f"{self._who(first.arrival)} has missed more of the ticket stream than is kept"
+            await context.write(pb.Order(refused=pb.Refused(reason=reason)))
+            return
+        orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
+        self._addresses[position] = first.arrival.address
+        self._serving_at[position] = first.arrival.serving_at
+        self._admit(position, orders, first.arrival)
+        for report in first.then:
+            self._listen_to(position, report)
+        listener = asyncio.create_task(self._listen(position, context, orders))
+        try:
+            while (order := await orders.get()) is not None:
+                for told in (order, *order.then):
+                    if told.HasField("tickets"):
+                        failpoints.hit_message("order", told)
+                await context.write(order)
+        finally:
+            listener.cancel()
+            self._closed(position, orders)
+
+    def _refusal(self, arrival: pb.RankArrival) -> str:
+        setup = self._setup
+        if (arrival.group, arrival.incarnation) != (setup.group, setup.incarnation):
+            return f"group {arrival.group} incarnation {arrival.incarnation} is not led here"
+        if not 0 <= arrival.position < setup.group_size:
+            return f"rank position {arrival.position} is not one of 0..{setup.group_size - 1}"
+        if arrival.fingerprint != setup.spec.fingerprint:
+            return (
+                f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
+                f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
+            )
+        taken = self._addresses.index(arrival.address) if arrival.address in self._addresses else arrival.position
+        if arrival.address and taken != arrival.position:
+            return same_address(arrival.address, self._who(arrival), f"rank {taken} of it")
+        return ""
+
+    def _who(self, arrival: pb.RankArrival) -> str:
+        return f"rank {arrival.position} of group {arrival.group}"
+
+    def _admit(self, position: int, orders: asyncio.Queue[pb.Order | None], arrival: pb.RankArrival) -> None:
+        """Take a rank in, for the first time or after a reconnect, and send it the newest orders of the group."""
+        back = self._arrived.is_set()
+        if position in self._ranks:
+            self._ranks[position].put_nowait(None)
+        self._ranks[position] = orders
+        self._ledger.arrived(position, time.monotonic())
+        self._reported.add(position, arrival.last_applied)
+        if self._welcome is not None:
+            orders.put_nowait(self._welcome)
+        for told in (self._neighbour, self._donors):
+            if told is not None:
+                orders.put_nowait(_of_position(told, position))
+        tickets = order_of(self._issuer.kept.since(arrival.tickets))
+        if self._agent.orders.version:
+            present = self._present()
+            for told in (tickets, present) if self._agent.orders.over else (present, tickets):
+                orders.put_nowait(told)
+        if back:
+            self._stream.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=False)))
+        elif len(self._ranks) == self._setup.group_size:
+            self._arrived.set()
+
+    async def _listen(
+        self, position: int, context: grpc.aio.ServicerContext, orders: asyncio.Queue[pb.Order | None]
+    ) -> None:
+        """Take one rank's reports until its stream ends."""
+        while (message := await context.read()) is not grpc.aio.EOF:
+            for one in (message, *message.then):
+                self._listen_to(position, one)
+        orders.put_nowait(None)
+
+    def _listen_to(self, position: int, message: pb.RankReport) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "beat":
+            self._hear_beat(position, message.beat)
+        elif kind == "seen":
+            self._saw(position, message.seen.epoch)
+        else:
+            report = report_of(message)
+            if report is not None:
+                self._hear(position, report)
+
+    def _closed(self, position: int, orders: asyncio.Queue[pb.Order | None]) -> None:
+        if self._ranks.get(position) is not orders:
+            return
+        del self._ranks[position]
+        if not self._agent.orders.over:
+            self._stream.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=True)))
+
+    async def _dismiss(self, server: grpc.aio.Server) -> None:
+        """Let the ranks receive their last orders, then stop the server."""
+        for orders in self._ranks.values():
+            orders.put_nowait(None)
+        await server.stop(grace=self._setup.job.timeouts.grace_s)
+
+    def _issue(self, words: TicketStream, behind: pb.Order | None = None) -> None:
+        """Tell all ranks these words of the ticket stream; as one message with the order from which they follow."""
+        orders = [] if behind is None else [behind]
+        if words.words:
+            orders.append(order_of(words))
+            if self._alone:
+                self._agent.take(orders[-1])
+        if orders:
+            self._pass_on(joined(orders))
+
+    def _pass_end(self, order: pb.Order) -> None:
+        """Pass on that the job is over, behind a pause for those that compute."""
+        self._issue(self._issuer.told(self._agent.orders.view, over=True))
+        self._pass_on(order)
+
+    def _pass_on(self, order: pb.Order) -> None:
+        for position, orders in self._ranks.items():
+            orders.put_nowait(_of_position(order, position))
+
+    # -------------------------------------------------------------------------------------- what the ranks have said
+
+    def _hear(self, position: int, report: RankReport) -> None:
+        """Take one rank's report; the group's is sent to the coordinator once this one decides it."""
+        if isinstance(report, Reduced):
+            ballot = self._ballots.add(position, report)
+            if ballot is not None:
+                self._stream.send(self._ballot(*ballot))
+        elif isinstance(report, StepReport):
+            self._hear_step_report(position, report)
+        elif isinstance(report, RankApplied):
+            if self._applied.add(position, (report.step, report.epoch)):
+                self._stream.send(self._applied_message())
+        elif isinstance(report, SaveRequest):
+            self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
+        elif isinstance(report, StopRequest):
+            if not any(message.HasField("stop_request") for message in self._asked):  # all ranks may be signalled
+                self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+        elif isinstance(report, RankBegun):
+            self._issue(self._issuer.begun(report.number))
+            self._meter.note(*self._issuer.begun_of_step, time.monotonic())
+            self._say_if_it_runs_out()
+        elif isinstance(report, RankOpened):
+            self._answer_for(self._shards.hear(position, report, time.monotonic()))
+        else:
+            if isinstance(report, RankCaughtUp):
+                self._reported.add(position, report.step)
+            word = self._learning.hear(position, report)
+            if word is not None:
+                self._stream.send(_word(word))
+
+    def _answer_for(self, word: Hosts | None) -> None:
+        """Tell the coordinator that a shard is open or cannot be opened, and go on with the pieces of an open one."""
+        if word is not None:
+            self._stream.send(_word(word))
+            self._issue(self._issuer.opened(self._shards.shut(self._agent.orders.view)))
+
+    def _hear_beat(self, position: int, beat: pb.Beat) -> None:
+        """Take one rank's beat; the next heartbeat comes sooner when the group as a whole is further than before."""
+        news, complete = self._ledger.hear(position, beat, time.monotonic())
+        if news:
+            self._pulse.news(complete)
+
+    def _hear_step_report(self, position: int, report: StepReport) -> None:
+        self._reports.setdefault(report.step, {})[position] = report.report
+        if self._reported.add(position, report.step):
+            # All groups say the same; only one need say it at once.
+            speaks = [group for group, _ in self._agent.orders.view.live[:1]] == [self._setup.group]
+            self._stream.send(self._step_report(self._reported.reached), waits=not speaks)
+            for step in [s for s in self._reports if s <= self._reported.reached - REPORTS_KEPT]:
+                del self._reports[step]
+
+    def _ask(self, message: pb.GroupReport) -> None:
+        """Send a request, and send it again after each reconnect: nothing else would repeat it."""
+        self._asked.append(message)
+        self._stream.send(message)
+
+    def _saw(self, position: int, epoch: int) -> None:
+        if self._seen.add(position, epoch):
+            self._seen_s = time.monotonic()
+
+    def _step_report(self, step: int) -> pb.GroupReport:
+        merged = merge_reports(self._reports.get(step, {}))
+        return pb.GroupReport(step_report=pb.StepReport(step=step, report_json=json.dumps(merged)))
+
+    def _ballot(self, vote: Vote, figures: VoteFigures) -> pb.GroupReport:
+        message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
+        if self._seen.reached >= vote.result.epoch:
+            message.since_seen_s = time.monotonic() - self._seen_s
+        protobuf_codec.fill(message.vote, vote)
+        return pb.GroupReport(ballot=message)
+
+    def _applied_message(self) -> pb.GroupReport:
+        step, epoch = self._applied.reached
+        return pb.GroupReport(applied=self._own(pb.Applied(step=step, epoch=epoch)))
+
+    def _own(self, message: Any) -> Any:
+        message.group, message.incarnation = self._setup.group, self._setup.incarnation
+        return message
+
+    # ------------------------------------------------------------------------------------- towards the coordinator
+
+    def _find(self) -> str | None:
+        """The coordinator's address; None where it is not known, or has a lower fencing number than the newest view."""
+        if self._setup.coordinator:
+            return self._setup.coordinator
+        known = self._setup.run_dir.coordinator()
+        return None if known is None or known.fencing < self._agent.orders.view.fencing else known.address
+
+    def _greet(self) -> Sequence[pb.GroupReport]:
+        setup, view = self._setup, self._agent.orders.view
+        self._ran_out = (0, 0, False)
+        hello = Hello(
+            group=setup.group,
+            incarnation=setup.incarnation,
+            fingerprint=setup.spec.fingerprint,
+            last_applied=self._reported.reached,
+            held=self._ballots.held,
+            fencing=view.fencing,
+            committed=view.committed if view.epoch else None,
+            birth=self._birth,
+        )
+        arrival = pb.Arrival(
+            ranks=setup.group_size,
+            spec_json=spec_to_json(setup.spec),
+            job_json=job_to_json(setup.job),
+            addresses=self._addresses,
+            serving_at=self._serving_at,
+        )
+        protobuf_codec.fill(arrival.hello, hello)
+        greeting = [pb.GroupReport(arrival=arrival)]
+        greeting += [
+            pb.GroupReport(rank_closed=pb.RankClosed(position=p, closed=True))
+            for p in range(setup.group_size)
+            if not self._alone and p not in self._ranks
+        ]
+        done = [s for s in sorted(self._reports) if s <= self._reported.reached]
+        greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
+        if self._applied.reached >= (0, 0):
+            greeting.append(self._applied_message())
+        return [*greeting, *map(_word, self._learning.again()), *self._asked]
+
+    async def _take(self, order: pb.Order) -> None:
+        """Learn one order of the coordinator, and pass it on: a rank that connects from now on is told of it."""
+        kind = order.WhichOneof("kind")
+        change = self._agent.take(order)
+        if change is Change.END:
+            self._pass_end(order)
+        else:
+            known, view = change is Change.NONE, self._agent.orders.view
+            for word in self._shards.told(view, time.monotonic()) if kind == "view" and not known else ():
+                self._stream.send(_word(word))
+            words = TicketStream() if known else self._issuer.told(view, shut=self._shards.shut(view))
+            self._issue(words, None if kind == "asked" else order)
+            if not known and self._issuer.answer is not None:
+                self._stream.send(_word(self._issuer.answer))
+            self._say_if_it_runs_out()
+        if kind == "welcome":
+            self._welcome = order
+        elif kind == "neighbour":
+            self._neighbour = order
+        elif kind == "donors":
+            self._donors = order
+        elif kind in ("view", "commit"):
+            ready = self._learning.told(self._agent.orders.view)
+            if ready is not None:
+                self._stream.send(_word(ready))
+            self._adopt_view(change)
+        elif kind == "save_accepted":
+            self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
+
+    def _say_if_it_runs_out(self) -> None:
+        """Tell the coordinator, once in an epoch, that half of its tickets are begun, and that all are issued."""
+        at = self._issuer.runs_out
+        if self._setup.job.tickets_ahead and at is not None and at > self._ran_out:
+            self._ran_out = at
+            self._stream.send(pb.GroupReport(runs_out=pb.RunsOut(step=at[0], epoch=at[1])))
+
+    def _adopt_view(self, change: Change) -> None:
+        view = self._agent.orders.view
+        if change is Change.EPOCH:
+            self._ballots.forget_older(view.epoch, view.committed)
+            if self._alone:
+                self._saw(0, view.epoch)
+        ballot = self._ballots.last
+        if change is Change.SAME and ballot is not None and ballot[0].result.at == (view.step, view.epoch):
+            self._stream.send(self._ballot(*ballot))
+
+    async def _send_beats(self) -> None:
+        """Send heartbeats, each of the whole group; an only rank's is of now."""
+        await self._arrived.wait()
+        while True:
+            await self._pulse.due()
+            now_s = time.monotonic()
+            if self._alone:
+                self._ledger.hear(0, self._agent.beat(), now_s)
+            for word in self._shards.late(now_s):
+                self._answer_for(word)
+            if self._shards.is_opening:
+                self._ledger.excuse(now_s)  # it waits for data, which has a limit of its own
+            beat = self._ledger.heartbeat(now_s)
+            if self._setup.job.tickets_ahead:
+                if not self._issuer.is_ahead:
+                    self._meter.rest(now_s)
+                beat = replace(beat, pace=self._meter.pace(now_s))
+            heartbeat = protobuf_codec.fill(pb.Heartbeat(), beat)
+            self._stream.send(pb.GroupReport(heartbeat=heartbeat))
+
+    def _miss_ranks(self) -> None:
+        """Refuse those that have come."""
+        setup, here = self._setup, len(self._ranks)
+        within = f"came within {setup.job.timeouts.startup_timeout_s:g} s"
+        self._agent.fail(
+            ConfigError(f"{here} of {setup.group_size} ranks of group {setup.group} {within}; see their logs")
+        )
+        self._pass_end(self._present())
+
+    def _lost_coordinator(self) -> None:
+        setup = self._setup
+        if self._stream.refused:
+            self._agent.fail(ConfigError(self._stream.refused))
+        elif self._welcome is None:
+            where = self._find() or f"{setup.run_dir.path} (no coordinator.json)"
+            detail = f": {self._stream.error}" if self._stream.error else ""
+            self._agent.fail(
+                ConfigError(f"no coordinator is reachable at {where}{detail}; start spare-coordinator first")
+            )
+        else:
+            self._agent.end(stop=("failed", f"no coordinator came back: {self._stream.error}"))
+        self._pass_end(self._present())
+
+    def _present(self) -> pb.Order:
+        """The newest orders as one order, for a rank that may have missed some."""
+        orders = self._agent.orders
+        if orders.stop is not None:
+            return pb.Order(stop=pb.Stop(outcome=orders.stop[0], reason=orders.stop[1]))
+        if orders.fenced is not None:
+            return pb.Order(refused=pb.Refused(reason=orders.fenced))
+        order = pb.Order()
+        protobuf_codec.fill(order.view, orders.view)
+        return order
+
+
+def _word(word: GroupWord | GaveBack | Hosts) -> pb.GroupReport:
+    message, name = pb.GroupReport(), _FIELDS[type(word)]
+    protobuf_codec.fill(getattr(message, name), word)
+    return message
+
+
+_FIELDS: dict[type, str] = {
+    Ready: "ready",
+    CaughtUp: "caught_up",
+    Void: "void",
+    Withdrawn: "withdrawn",
+    GaveBack: "gave_back",
+    Hosts: "hosts",
+}
+
+
+def _of_position(order: pb.Order, position: int) -> pb.Order:
+    """An order as one rank gets it: of addresses only those that it must know."""
+    kind = order.WhichOneof("kind")
+    if kind == "neighbour":
+        told = order.neighbour
+        at = [told.addresses[position]]
+        return pb.Order(neighbour=pb.Neighbour(group=told.group, incarnation=told.incarnation, addresses=at))
+    if kind == "donors":
+        serving_at = [pb.Addresses(values=[one.values[position]]) for one in order.donors.serving_at]
+        return pb.Order(donors=pb.Donors(number=order.donors.number, serving_at=serving_at))
+    return order
+
+
+def _is_remote(coordinator: str) -> bool:
+    """True where the job spans hosts: its coordinator is not on the loopback device."""
+    host = coordinator.rpartition(":")[0]
+    return bool(host) and host not in ("127.0.0.1", "localhost", "[::1]")

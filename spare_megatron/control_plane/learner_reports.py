@@ -1,0 +1,97 @@
+"""How a leader makes one word of the group of what its ranks say as learners and as donors. Pure: no I/O, no clock.
+
+A group is ready, or has caught up to a step, when its last rank says so; an offer cannot be had, or is served no
+longer, as soon as one rank says so. A rank that could take an offer can take another one whenever that ends, so the
+group is ready again when its view has none. What a connection may have lost and still holds is said again after every
+Hello.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spare_megatron.control_plane.group_aggregation import MinOverRanks, joined_digests
+from spare_megatron.control_plane.reports import RankCaughtUp, RankReady, RankVoid, RankWithdrawn
+from spare_megatron.protocol.messages import CaughtUp, Ready, Void, Withdrawn
+from spare_megatron.protocol.view import MemberId, View
+
+GroupWord = Ready | CaughtUp | Void | Withdrawn
+RankWord = RankReady | RankCaughtUp | RankVoid | RankWithdrawn
+
+
+@dataclass
+class LearnerReports:
+    """The words of one group of ``size`` ranks."""
+
+    me: MemberId
+    size: int
+    _ready: set[int] = field(default_factory=set, init=False)
+    """Positions."""
+    _caught_up: MinOverRanks[tuple[int, int]] = field(init=False)
+    """(number, step) of the state that each rank holds."""
+    _digests: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict, init=False)
+    """(number, step) -> position -> digest of its weights."""
+    _last: CaughtUp | None = field(default=None, init=False)
+    _void: Void | None = field(default=None, init=False)
+    _withdrawn: dict[int, Withdrawn] = field(default_factory=dict, init=False)
+    _view: View | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._caught_up = MinOverRanks(self.size, (-1, -1))
+
+    def told(self, view: View) -> Ready | None:
+        """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
+        have been made and have ended without a view that tells of it."""
+        self._view = view
+        served = {offer.number for offer in view.serves}
+        self._withdrawn = {number: word for number, word in self._withdrawn.items() if number in served}
+        return self._ready_now()
+
+    def hear(self, position: int, word: RankWord) -> GroupWord | None:
+        """Take one rank's word; returns the group's if this one decides it."""
+        if isinstance(word, RankReady):
+            self._ready.add(position)
+            return self._ready_now()
+        if isinstance(word, RankCaughtUp):
+            return self._hear_caught_up(position, word)
+        detail = f"rank {position}: {word.detail}"
+        if isinstance(word, RankVoid):
+            if self._void is not None and self._void.number >= word.number:
+                return None
+            self._void = Void(*self.me, word.number, detail)
+            return self._void
+        if word.number in self._withdrawn:
+            return None
+        self._withdrawn[word.number] = Withdrawn(*self.me, word.number, detail)
+        return self._withdrawn[word.number]
+
+    def again(self) -> Iterable[GroupWord]:
+        """What still holds by the newest view."""
+        ready = self._ready_now()
+        if ready is not None:
+            yield ready
+        offer = self._view.offer if self._view else None
+        for word in (self._last, self._void):
+            if word is not None and offer is not None and word.number == offer.number:
+                yield word
+        yield from self._withdrawn.values()
+
+    def _ready_now(self) -> Ready | None:
+        view = self._view
+        learns = view is not None and view.epoch > 0 and not view.is_member and view.offer is None
+        return Ready(*self.me) if learns and len(self._ready) == self.size else None
+
+    def _hear_caught_up(self, position: int, word: RankCaughtUp) -> CaughtUp | None:
+        at = word.number, word.step
+        self._digests.setdefault(at, {})[position] = word.weights_digest
+        if not self._caught_up.add(position, at):
+            return None
+        digests = self._digests[self._caught_up.reached]
+        self._digests = {key: kept for key, kept in self._digests.items() if key > self._caught_up.reached}
+        if len(digests) < self.size:
+            return None  # a rank's word was lost with its connection: the next step's is the group's next word
+        digest = joined_digests(digests[p] for p in sorted(digests))
+        number, step = self._caught_up.reached
+        self._last = CaughtUp(*self.me, number, step, digest)
+        return self._last

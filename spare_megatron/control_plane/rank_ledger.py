@@ -1,0 +1,81 @@
+"""What a leader knows of its ranks from their beats, and the one beat of the group that it sends. Pure: time comes in
+as an argument.
+
+A group is as far as its last rank, and dead when one rank is. So the beat of a group names two ranks at most, whatever
+the size of the group: the one that is furthest behind, with how long it has stood still, and the one that has been
+silent for longest, where it is late. How long is a duration by the leader's clock, without the leader's pauses: a
+leader that was stopped has not listened, and calls nobody silent for that time.
+"""
+
+from __future__ import annotations
+
+import math
+
+from spare_megatron.control_plane.group_aggregation import Tally
+from spare_megatron.control_plane.reports import COMPLETE, PHASE_ORDER, WAITING, Beat, Heartbeat, LastRank, LateRank
+from spare_megatron.runtime.awake_clock import AwakeClock
+
+GAP = 2
+"""How many of its own intervals may lie between two things that a leader hears or does before it counts as a pause."""
+LATE = 2
+"""A rank is late after a silence of so many heartbeat intervals. Fewer than the three that a heartbeat time-out lasts
+at least, so that the coordinator knows of a silence before it is too long."""
+_NOWHERE = (math.inf,)
+
+
+class RankLedger:
+    """The last beat of each rank of one group, when it came, and when the rank moved last. Beats cost O(1)."""
+
+    def __init__(self, group_size: int, interval_s: float, own_interval_s: float, now_s: float) -> None:
+        """``interval_s``: time between two beats of a rank; ``own_interval_s``: of the group."""
+        self._clock = AwakeClock(now_s, GAP * own_interval_s)
+        self._late_s = LATE * interval_s
+        self._tally = Tally(group_size)
+        self._heard_s = [now_s] * group_size
+        self._moved_s = [now_s] * group_size
+        self._beats: list[Beat | None] = [None] * group_size
+        self._places: list[tuple[float, ...]] = [_NOWHERE] * group_size
+        """How far each rank is, as a sort key. Of two at the same place the one that has stood still longer is
+        behind."""
+        self._waiting = 0
+
+    def arrived(self, position: int, now_s: float) -> None:
+        """A rank has connected, for the first time or again."""
+        self._heard_s[position] = self._clock.at(now_s)
+
+    def hear(self, position: int, beat: Beat, now_s: float) -> tuple[bool, bool]:
+        """Take one rank's beat.
+
+        Returns:
+            Whether the group as a whole is further than before, and whether all its ranks are complete now.
+        """
+        at_s, known = self._clock.at(now_s), self._beats[position]
+        self._heard_s[position] = at_s
+        if known is None or known.counter != beat.counter:
+            self._moved_s[position] = at_s
+        self._waiting += (beat.phase in WAITING) - (known is not None and known.phase in WAITING)
+        self._beats[position] = beat
+        moved_s = self._moved_s[position]
+        self._places[position] = (beat.step, PHASE_ORDER.get(beat.phase, 0), moved_s, beat.in_phase, position)
+        return self._tally.add(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
+
+    def excuse(self, now_s: float) -> None:
+        """What the ranks have not done until now was waiting for data: none has stood still. O(ranks)."""
+        at_s = self._clock.at(now_s)
+        self._moved_s = [at_s] * len(self._moved_s)
+        self._places = [p if p is _NOWHERE else (*p[:2], at_s, *p[3:]) for p in self._places]
+
+    def heartbeat(self, now_s: float) -> Heartbeat:
+        """The beat of the group. O(ranks)."""
+        at_s = self._clock.at(now_s)
+        heard_s = min(self._heard_s)
+        late = LateRank(self._heard_s.index(heard_s), at_s - heard_s) if at_s - heard_s > self._late_s else None
+        return Heartbeat(self._tally.step, self._tally.done, self._waiting, self._last(at_s), late)
+
+    def _last(self, at_s: float) -> LastRank | None:
+        position = self._places.index(min(self._places))
+        beat = self._beats[position]
+        if beat is None:
+            return None
+        still_s = at_s - self._moved_s[position]
+        return LastRank(position, beat.step, beat.phase, beat.counter, beat.pieces_done, still_s)

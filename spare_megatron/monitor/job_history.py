@@ -1,0 +1,256 @@
+"""What happened in a job, from the records of its journal: lives, failures, returns, saves. Pure.
+
+It follows what the coordinator sent, so it needs no state of the controller's machine and none of the votes that led to
+nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is read far faster than it is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.messages import (
+    AcceptSave,
+    DrainRequested,
+    GaveBack,
+    Hosts,
+    JobSpec,
+    Lost,
+    Opened,
+    SendCommit,
+    SendFenced,
+    SendStop,
+    SendView,
+    Tuned,
+)
+from spare_megatron.protocol.transition import describe
+from spare_megatron.protocol.view import View
+
+
+@dataclass
+class JobLife:
+    """One life of the job. Times are in seconds since 1970; None: not yet."""
+
+    number: int
+    opened_s: float
+    """When the first group said Hello."""
+    spec: JobSpec
+    begun_s: float | None = None
+    """When its first step began."""
+    committed: int = 0
+    """t*."""
+    ended_s: float | None = None
+    outcome: str = ""
+    reason: str = ""
+    coordinators_s: list[float] = field(default_factory=list)
+    """When a coordinator went on from the journal of one before it."""
+    served: set[int] = field(default_factory=set)
+    """Steps in which groups gave a group that comes back their state or results."""
+    repeated: set[int] = field(default_factory=set)
+    """Steps that were tried again by the same members."""
+    save_interval: int = 0
+    """Steps between two saves; 0: none are planned but perhaps that of the end."""
+
+    @property
+    def step_in_flight(self) -> int:
+        """t* + 1."""
+        return self.committed + 1
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Groups that were lost together while they were members. Times are in seconds since 1970."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step in flight."""
+    groups: tuple[int, ...]
+    causes: tuple[str, ...]
+    """Of the losses, in the controller's words: 'group 2 (rank 1) exited: killed by SIGKILL'."""
+    masked: bool
+    reason: str
+    """The controller's."""
+    adopted: tuple[int, ...] = ()
+    """The shards that have lost their last host by it, and that others have adopted: a soft wipe-out."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """A group has left because an operator asked for it."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step with whose commit it left."""
+    group: int
+    reason: str
+    """The controller's."""
+
+
+@dataclass(frozen=True)
+class Return:
+    """A lost group is a member again."""
+
+    time_s: float
+    life: int
+    step: int
+    """The step that was committed last."""
+    group: int
+    away_s: float
+    """Seconds since it was lost."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint counts."""
+
+    time_s: float
+    step: int
+    group: int
+
+
+class JobHistory:
+    """Collects what happened, record by record."""
+
+    def __init__(self) -> None:
+        self.lives: list[JobLife] = []
+        self.failures: list[Failure] = []
+        self.returns: list[Return] = []
+        self.saves: list[Save] = []
+        self.drained: list[Departure] = []
+        self.live: dict[int, int] = {}
+        """Group -> incarnation of the members, by the last view that was sent."""
+        self.patching: set[int] = set()
+        """The members that compute pieces of lost groups in the step in flight."""
+        self._adopted: set[tuple[int, int]] = set()
+        """(group, shard that it has adopted), by the last views."""
+        self._segments: dict[int, int] = {}
+        """Group -> how many segments of its plan are known."""
+        self._epoch = self._fencing = 0
+        self._numbered: dict[int, JobLife] = {}
+        self._lost_s: dict[int, float] = {}
+        """Group -> when it was lost last, in this life."""
+
+    @property
+    def life(self) -> JobLife:
+        """The newest life; IndexError before the first."""
+        return self.lives[-1]
+
+    def numbered(self, number: int) -> JobLife:
+        """The life with this number; ConfigError where no record is of it."""
+        life = self._numbered.get(number)
+        if life is None:
+            raise ConfigError(
+                f"metrics.jsonl has steps of life {number} of the job, of which the journal knows nothing"
+            )
+        return life
+
+    def take(self, record: Record) -> None:
+        """Take the next record."""
+        event = record.event
+        if isinstance(event, Opened):
+            self._opened(record, event)
+            return
+        if not self.lives:
+            return
+        life, before = self.life, self.live
+        trains = life.begun_s is not None and life.ended_s is None
+        for action in record.actions:
+            if isinstance(action, SendCommit):
+                life.committed = action.step
+                self.patching.clear()
+                self._segments.clear()
+                life.served |= {action.step + 1} if action.serves else set()
+            elif isinstance(action, AcceptSave):
+                self.saves.append(Save(record.time_unix_s, action.step, action.group))
+            elif isinstance(action, SendStop) and life.ended_s is None:
+                life.ended_s, life.outcome, life.reason = record.time_unix_s, action.outcome, action.reason
+        if isinstance(event, Tuned):
+            life.save_interval = event.save_interval or life.save_interval
+        views = [action.view for action in record.actions if isinstance(action, SendView)]
+        self._follow_segments(views, relieves=isinstance(event, GaveBack))
+        view = next((view for view in views if view.is_member), None)
+        if view is not None:
+            self.live = dict(view.live)
+            self.patching &= self.live.keys()
+            life.begun_s = life.begun_s or record.time_unix_s
+        if trains:
+            self._members(record, before, self._newly_adopted(views))
+        self._epoch = max(self._epoch, record.epoch)
+
+    def _opened(self, record: Record, event: Opened) -> None:
+        if event.fencing <= self._fencing:
+            return
+        self._fencing = event.fencing
+        if self.lives and self.life.number == event.life:
+            self.life.coordinators_s.append(record.time_unix_s)
+            return
+        first = event.spec.first_step
+        save_every = event.spec.save_every
+        self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, None, first, save_interval=save_every))
+        self._numbered[event.life] = self.life
+        self.live, self._lost_s = {}, {}
+        self.patching.clear()
+        self._segments.clear()
+
+    def _follow_segments(self, views: Sequence[View], relieves: bool) -> None:
+        """Note who patches: whose plan has grown, but not by what slow groups gave back."""
+        for view in views:
+            known = self._segments.get(view.group, 1)
+            if any(view.segments[known:]) and not relieves:
+                self.patching.add(view.group)
+            self._segments[view.group] = max(known, len(view.segments))
+
+    def _newly_adopted(self, views: Sequence[View]) -> tuple[int, ...]:
+        """Follow which shards are adopted; returns those of which a group is told for the first time."""
+        told = {(view.group, shard) for view in views for shard, _ in view.adopts}
+        new = {shard for group, shard in told - self._adopted}
+        groups = {view.group for view in views}
+        self._adopted = {pair for pair in self._adopted if pair[0] not in groups} | told
+        return tuple(sorted(new))
+
+    def _members(self, record: Record, before: Mapping[int, int], adopted: tuple[int, ...]) -> None:
+        """Note who is not a member any more, and who is one again."""
+        life, event, now_s = self.life, record.event, record.time_unix_s
+        commits = any(isinstance(action, SendCommit) for action in record.actions)
+        changed = record.epoch > self._epoch
+        losses = event.losses if isinstance(event, Lost) else ()
+        told = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
+        fenced = [a for a in record.actions if isinstance(a, SendFenced) and before.get(a.group) == a.incarnation]
+        dead = {loss.group for loss in told} | {action.group for action in fenced}
+        if dead and (life.ended_s is not None or not changed):  # no view says so
+            self.live = {group: one for group, one in self.live.items() if group not in dead}
+        back = (before.keys() - self.live.keys()) & _sent_back(record)
+        self._not_returned(back)
+        gone = before.keys() - self.live.keys() - back
+        if gone and commits:
+            self.drained += [Departure(now_s, life.number, life.committed, g, record.reason) for g in sorted(gone)]
+            self._lost_s |= dict.fromkeys(gone, now_s)
+        elif gone:
+            causes = tuple(map(describe, told)) or tuple(a.reason for a in fenced if a.group in gone)
+            masked = life.outcome in ("", "finished", "left")
+            step = life.step_in_flight
+            lost = tuple(sorted(gone))
+            self.failures.append(Failure(now_s, life.number, step, lost, causes, masked, record.reason, adopted))
+            self._lost_s |= dict.fromkeys(gone, now_s)
+        elif changed and not commits and not isinstance(event, GaveBack | DrainRequested | Hosts):
+            life.repeated.add(life.step_in_flight)
+        for group in sorted(self.live.keys() - before.keys()):
+            away_s = now_s - self._lost_s.get(group, now_s)
+            self.returns.append(Return(now_s, life.number, life.committed, group, away_s))
+
+    def _not_returned(self, groups: Set[int]) -> None:
+        """Strike the last returns of these joiners: they have to learn again."""
+        for group in groups:
+            place = next((i for i in reversed(range(len(self.returns))) if self.returns[i].group == group), None)
+            if place is not None:
+                del self.returns[place]
+
+
+def _sent_back(record: Record) -> set[int]:
+    """The joiners that have to learn again: they are told so."""
+    views = (action.view for action in record.actions if isinstance(action, SendView))
+    return {view.group for view in views if not view.is_member}

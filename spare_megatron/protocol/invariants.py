@@ -1,0 +1,402 @@
+"""Checks what must hold after every event: the section 'What must always hold' of docs/protocol.md, as code.
+
+``check`` is called by the tests and by the simulator with the state before and after one event. It raises
+:class:`InvariantError` with the figures; it never repairs anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spare_megatron.protocol.assign_types import USUAL
+from spare_megatron.protocol.audits import padded
+from spare_megatron.protocol.messages import (
+    AcceptSave,
+    AllVoted,
+    Decision,
+    Event,
+    GaveBack,
+    Hosts,
+    JoinersLate,
+    Opened,
+    SendCommit,
+    SendView,
+    Vote,
+)
+from spare_megatron.protocol.standing import follows_slowness
+from spare_megatron.protocol.state import State
+from spare_megatron.protocol.view import Offer
+
+
+class InvariantError(AssertionError):
+    """An invariant does not hold: a bug in the controller, never a user's fault."""
+
+
+def check(before: State, event: Event, after: State, decision: Decision) -> None:
+    """Check every invariant that one transition can violate.
+
+    Raises:
+        InvariantError: naming the invariant and the values.
+    """
+    if not decision.reason:
+        raise InvariantError(f"{type(event).__name__} led to a decision without a reason")
+    _membership(before, after)
+    _commits(before, event, after, decision)
+    _saves(before, event, after, decision)
+    if after.phase == "running":
+        _plans(after)
+        _votes(after)
+        _growth(before, event, after)
+        _relief(before, after)
+        _adoption(before, event, after)
+        _audits(before, after)
+    _views(after, decision)
+    _joiners(event, after)
+    _offers(before, after, decision)
+    _drained(before, after)
+    _standing(before, after)
+
+
+def _offers(before: State, after: State, decision: Decision) -> None:
+    """Who holds no state has a learner's place; offers are by members that hold the state, of the last commit, and all
+    their donors are told in the record that makes them: so they hear of them before they apply the next step."""
+    if after.phase not in ("running", "ending"):
+        return
+    joiners = after.joiners
+    if after.live.keys() - after.holders != joiners:
+        raise InvariantError(f"members {sorted(after.live.keys() - after.holders)} hold no state, joiners {joiners}")
+    known = {offer.number for offer in before.offers}
+    for group, learner in after.learners.items():
+        if group in joiners and (learner.incarnation != after.live[group] or learner.offer is None):
+            raise InvariantError(f"joiner {group} has no offer, or is another incarnation than the member")
+        if group not in joiners and (group in after.live or any(after.segments_of(group))):
+            raise InvariantError(f"learner {group} has a part in the step")
+    told = _told_to_serve(decision)
+    commits = any(isinstance(action, SendCommit) for action in decision.actions)
+    for offer in after.offers:
+        if any(after.live.get(group) != inc or group not in after.holders for group, inc in offer.donors):
+            raise InvariantError(f"a donor of offer {offer.number} is gone or holds no state")
+        if not offer.donors or offer.step > after.committed[0]:
+            raise InvariantError(f"offer {offer.number} has no donor, or is of a step that is not committed")
+        is_new = offer.number not in known
+        if is_new and (offer.step != after.committed[0] or offer.number <= before.offers_made):
+            raise InvariantError(f"offer {offer.number} is new, and not of the last commit or not numbered anew")
+        if (is_new or commits) and any((group, offer.number) not in told for group, _ in offer.donors):
+            raise InvariantError(f"offer {offer.number} is made or kept where its donors need not hear of it")
+
+
+def _told_to_serve(decision: Decision) -> set[tuple[int, int]]:
+    """(group, number of an offer) of what the decision's commit and views list."""
+    listed = set[tuple[int, int]]()
+    for action in decision.actions:
+        if isinstance(action, SendCommit):
+            listed |= {(group, offer.number) for group, offers in action.serves for offer in offers}
+        elif isinstance(action, SendView):
+            listed |= {(action.view.group, offer.number) for offer in action.view.serves}
+    return listed
+
+
+def _joiners(event: Event, after: State) -> None:
+    """Nobody waits for a joiner longer than its grace (rule 13): when it is over, no joiner without a piece is left."""
+    if not isinstance(event, JoinersLate) or event.epoch != after.epoch or after.phase != "running":
+        return
+    waited = [g for g in after.joiners if not any(after.segments_of(g))]
+    if waited:
+        raise InvariantError(f"the grace of epoch {event.epoch} is over and joiners {sorted(waited)} are waited for")
+
+
+def _drained(before: State, after: State) -> None:
+    """Who leaves on request had nothing to do in the step that begins, and nobody's shard is bare without it; who stays
+    is needed (rule 22)."""
+    if after.phase != "running" or before.phase != "running" or after.committed == before.committed:
+        return
+    for group in before.live.keys() - after.live.keys():
+        if group not in before.drained or before.standing_of(group):
+            raise InvariantError(f"group {group} leaves with a commit, and has to compute or was not asked to")
+    bare = set(range(after.job.num_groups)) - {s for g in after.live.keys() - after.drained for s in _stack(after, g)}
+    for group in after.drained & before.live.keys() & after.live.keys():
+        asked_now = group not in before.drained
+        if not asked_now and not before.standing_of(group) and not bare & _stack(after, group):
+            raise InvariantError(f"group {group} is to leave, has nothing to do and is still a member")
+
+
+def _standing(before: State, after: State) -> None:
+    """The standing assignment changes only with an epoch, whose views say so. Slowness is of members, and what was
+    measured is in the standing assignment when a commit was to share later steps out by it (rule 24)."""
+    if after.phase != "running" or before.phase != "running" or before.standing is None or after.standing is None:
+        return
+    if after.standing.assignment is not before.standing.assignment and after.epoch == before.epoch:
+        raise InvariantError(f"the standing assignment changed inside epoch {after.epoch}")
+    if not after.slowness.keys() <= after.live.keys() or any(known <= USUAL for known in after.slowness.values()):
+        raise InvariantError(f"slowness {dict(after.slowness)} is not of slow members {sorted(after.live)}")
+    if after.committed == before.committed or not before.share_anew:
+        return
+    if after.share_anew or not follows_slowness(after):
+        raise InvariantError(f"step {after.committed[0]} was committed, and later steps are not shared out by speed")
+
+
+def _stack(state: State, group: int) -> set[int]:
+    return set(state.where.stack_of(group))
+
+
+def _membership(before: State, after: State) -> None:
+    if after.epoch < before.epoch:
+        raise InvariantError(f"epoch went back from {before.epoch} to {after.epoch}")
+    changed = before.live != after.live and after.phase == before.phase == "running"
+    if changed and after.epoch != before.epoch + 1:
+        raise InvariantError(f"the live set changed and the epoch went from {before.epoch} to {after.epoch}")
+    for group, incarnation in after.live.items():
+        if after.highest.get(group, -1) < incarnation:
+            raise InvariantError(
+                f"group {group} lives as {incarnation}, the highest known is {after.highest.get(group)}"
+            )
+    for group, known in before.highest.items():
+        if after.highest.get(group, -1) < known:
+            raise InvariantError(f"the highest incarnation of group {group} went back from {known}")
+    if not after.holders <= after.live.keys() and after.phase in ("running", "ending"):
+        raise InvariantError(f"holders {sorted(after.holders)} are not all in the live set {sorted(after.live)}")
+    if after.phase == "running" and not after.holders:
+        raise InvariantError("no live group holds the last committed state")
+
+
+def _commits(before: State, event: Event, after: State, decision: Decision) -> None:
+    sent = [a for a in decision.actions if isinstance(a, SendCommit)]
+    if isinstance(event, Opened):
+        if sent:
+            raise InvariantError("opening a job committed a step")
+        return
+    advanced = after.committed[0] - before.committed[0]
+    if advanced not in (0, 1) or len(sent) != advanced:
+        raise InvariantError(
+            f"the last commit went from {before.committed[0]} to {after.committed[0]} with {len(sent)} commits sent"
+        )
+    if not advanced:
+        return
+    commit = sent[0]
+    if (commit.step, commit.epoch) != after.committed or commit.epoch != before.epoch:
+        raise InvariantError(
+            f"commit {commit.step} of epoch {commit.epoch} is not {after.committed} in epoch {before.epoch}"
+        )
+    if set(commit.groups) != set(before.live):
+        raise InvariantError(f"commit went to {commit.groups}, the live set was {sorted(before.live)}")
+    if not before.live.keys() <= before.holders:
+        raise InvariantError(f"step {commit.step} was committed with members that did not hold the state before it")
+    _partition(before, [before.segments_of(g) for g in before.live])
+    _agreement(before, event)
+    votes = _with(before, event)
+    for group in after.live.keys() - before.live.keys():
+        learner = after.learners.get(group)
+        if learner is None or learner.applied != before.committed[0] or any(after.segments_of(group)):
+            raise InvariantError(f"group {group} joins as a holder, with a piece, or not after step {before.committed}")
+        if any(vote.result.weights_digest for vote in votes.values()) and not learner.proved:
+            raise InvariantError(f"group {group} joins and its state was never compared")
+
+
+def _saves(before: State, event: Event, after: State, decision: Decision) -> None:
+    """A checkpoint counts when a member wrote it and votes have compared its weights; at a wipe-out also one that
+    nobody could compare, unless votes spoke against its group (rule 8)."""
+    for action in decision.actions:
+        if not isinstance(action, AcceptSave):
+            continue
+        key = (action.group, action.incarnation)
+        if len(_with(before, event)) < 2 and key in _accused(before, event, after):
+            raise InvariantError(f"a checkpoint of group {action.group} counts although votes spoke against the group")
+        if after.outcome == "wipe-out":
+            continue
+        if before.live.get(action.group) != action.incarnation:
+            raise InvariantError(f"a checkpoint of group {action.group} counts, which is no member")
+        if action.step < before.committed[0] or isinstance(event, AllVoted):
+            continue
+        votes = _with(before, event)
+        digests = {
+            votes[g].result.weights_digest if g in votes else None for g in before.live.keys() & after.live.keys()
+        }
+        if len(digests) != 1 or None in digests:
+            raise InvariantError(f"the checkpoint of step {action.step} counts before its weights were compared")
+
+
+def _accused(before: State, event: Event, after: State) -> set[tuple[int, int]]:
+    """(group, incarnation) of those that votes spoke against: at a wipe-out, the groups that a vote's own record
+    removes. (A group that is fenced for its links is never removed by a record that ends the job.)"""
+    if not isinstance(event, Vote) or after.outcome != "wipe-out":
+        return set()
+    return {(group, incarnation) for group, incarnation in before.live.items() if group not in after.live}
+
+
+def _with(before: State, event: Event) -> Mapping[int, Vote]:
+    """The votes before an event, with the event where it is one."""
+    return {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+
+
+def _agreement(before: State, event: Event) -> None:
+    """No step is committed while two of its groups have different gradients of one piece (rule 15)."""
+    votes = _with(before, event)
+    found: dict[int, dict[int, int]] = {}
+    for group, vote in votes.items():
+        for piece, checksum in (*vote.result.checksums, *vote.result.audits):
+            known = found.setdefault(piece, {})
+            known[group] = checksum
+            if len(set(known.values())) > 1:
+                raise InvariantError(
+                    f"step {before.step_in_flight} was committed although groups {sorted(known)} found different "
+                    f"gradients of piece {piece}"
+                )
+
+
+def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
+    pieces = sorted(piece for segments in plans for segment in segments for piece in segment)
+    if pieces != list(range(state.job.num_groups * state.job.pieces_per_shard)):
+        raise InvariantError(
+            f"the plans of step {state.step_in_flight} in epoch {state.epoch} are no partition of the batch"
+        )
+
+
+def _plans(state: State) -> None:
+    """A live host of its shard computes each piece once, in this step and in the steps after it."""
+    _partition(state, [state.segments_of(g) for g in state.live])
+    _partition(state, [(state.standing_of(g),) for g in state.live])
+    if set(state.plan) != set(state.live):
+        raise InvariantError(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
+    lengths = [sum(map(len, state.segments_of(group))) for group in range(state.job.num_groups)]
+    if state.plan.loads().tolist() != lengths:
+        raise InvariantError(f"groups are counted as {state.plan.loads().tolist()} pieces, their plans have {lengths}")
+    hosts = _hosts(state)
+    for group in state.live:
+        shards = _shards(state, [p for segment in state.segments_of(group) for p in segment])
+        strange = sorted(shard for shard in shards if group not in hosts[shard])
+        if strange:
+            raise InvariantError(f"group {group} is to compute shards {strange} which it does not host")
+
+
+def _hosts(state: State) -> dict[int, set[int]]:
+    """Shard -> live groups that host it."""
+    hosts: dict[int, set[int]] = {shard: set() for shard in range(state.job.num_groups)}
+    for group in state.live:
+        for shard in state.where.stack_of(group):
+            hosts[shard].add(group)
+    return hosts
+
+
+def _shards(state: State, pieces: Sequence[int]) -> set[int]:
+    return {piece // state.job.pieces_per_shard for piece in pieces}
+
+
+def _votes(state: State) -> None:
+    for group, vote in state.votes.items():
+        if state.live.get(group) != vote.incarnation or not vote.result.ok:
+            raise InvariantError(f"a vote of group {group} is counted which is not a live member's ok")
+        if vote.result.at != (state.step_in_flight, state.epoch):
+            raise InvariantError(f"a vote for {vote.result.at} counts in {(state.step_in_flight, state.epoch)}")
+        if list(vote.result.pieces) != [p for segment in state.segments_of(group) for p in segment]:
+            raise InvariantError(f"the vote of group {group} has other pieces than its plan")
+
+
+def _offer_of(state: State, group: int) -> Offer | None:
+    return state.learners[group].offer if group in state.learners else None
+
+
+def _growth(before: State, event: Event, after: State) -> None:
+    """Inside a step a survivor's plan only grows (rule 4), and only loses what the group has given back (rule 21) or
+    cannot open (rule 23)."""
+    if before.phase != "running" or before.committed != after.committed:
+        return
+    for group in before.live.keys() & after.live.keys():
+        if before.live[group] != after.live[group]:
+            continue
+        given = frozenset(before.relief.given.get(group, ()))
+        if isinstance(event, GaveBack) and event.group == group:
+            given = given.union(event.pieces)
+        old, new = before.segments_of(group), after.segments_of(group)
+        if not (given and after.epoch > before.epoch and group not in after.relief.asked):
+            given = frozenset()
+        given = given.union(_shut(before, event, group))
+        if given:
+            old = tuple(tuple(piece for piece in segment if piece not in given) for segment in old)
+        anew = group in after.learners and after.learners[group].offer != _offer_of(before, group)
+        if anew:
+            continue
+        if new[: len(old)] != old:
+            raise InvariantError(
+                f"the plan of group {group} in step {after.step_in_flight} is no longer a prefix of the new one"
+            )
+        if len(new) > len(old) + 1:
+            raise InvariantError(f"the plan of group {group} grew by {len(new) - len(old)} segments in one epoch")
+        if group not in after.holders:
+            added = _shards(after, [piece for segment in new[len(old) :] for piece in segment])
+            hosts = _hosts(after) if added else {}
+            if any(hosts[shard] & after.holders for shard in added):
+                raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
+
+
+def _shut(before: State, event: Event, group: int) -> tuple[int, ...]:
+    """The pieces of a shard that the group cannot open."""
+    if not isinstance(event, Hosts) or event.group != group or event.opened:
+        return ()
+    if event.shard not in before.adopted.get(group, {}):
+        return ()
+    return tuple(p for p in before.plan.pieces(group) if p // before.job.pieces_per_shard == event.shard)
+
+
+def _adoption(before: State, event: Event, after: State) -> None:
+    """Only members that hold the state have adopted shards, which they did not host; a group that cannot open one is
+    never its host again; and a shard is adopted only where it had no host (rule 23)."""
+    pairs = {(shard, group) for group, shards in after.adopted.items() for shard in shards}
+    if set(after.where.adopted) != pairs:
+        raise InvariantError(f"the placement has adopted {after.where.adopted}, the groups {sorted(pairs)}")
+    if not after.adopted.keys() | after.unable.keys() <= after.live.keys() or not after.adopted.keys() <= after.holders:
+        raise InvariantError(f"{sorted(pairs)} are adopted, members are {sorted(after.live)}")
+    for shard, group in pairs:
+        if shard in after.unable.get(group, ()):
+            raise InvariantError(f"group {group} hosts shard {shard}, which it could not open")
+        if before.phase == "running" and shard not in before.adopted.get(group, {}):
+            there = [
+                g for g in before.where.hosts_of(shard) if g in before.live and before.live[g] == after.live.get(g)
+            ]
+            still = [g for g in there if not (isinstance(event, Hosts) and (g, shard) == (event.group, event.shard))]
+            if still:
+                raise InvariantError(f"group {group} adopts shard {shard}, which groups {still} host")
+
+
+def _relief(before: State, after: State) -> None:
+    """Only holders are asked, who may have begun nothing of what they give; an answer waits for those of the others in
+    the giver's plan, and what is asked of a group is asked until its answer has moved pieces, or the step has ended."""
+    relief = after.relief
+    if not relief.asked.keys() <= after.holders or not relief.given.keys() <= relief.asked.keys():
+        raise InvariantError(
+            f"{sorted(relief.asked)} are asked and {sorted(relief.given)} have answered, holders are "
+            f"{sorted(after.holders)}"
+        )
+    if relief.asked and relief.given.keys() == relief.asked.keys():
+        raise InvariantError("all that were asked have answered, and nothing moves")
+    for group, pieces in relief.given.items():
+        if not {piece for segment in after.segments_of(group) for piece in segment}.issuperset(pieces):
+            raise InvariantError(f"group {group} gave pieces back that are not in its plan")
+    if before.committed == after.committed and after.epoch == before.epoch and before.phase == "running":
+        lost = before.relief.asked.keys() - relief.asked.keys()
+        if any(before.relief.given.get(group) for group in lost):
+            raise InvariantError(f"groups {sorted(lost)} are asked no more, and what they gave is in their plans")
+
+
+def _audits(before: State, after: State) -> None:
+    """Live hosts of the shards do the audits, and those of the segments that a group was told of do not change inside a
+    step."""
+    hosts = _hosts(after) if after.audits else {}
+    for group, audits in after.audits.items():
+        if group not in after.live or len(audits) > len(after.segments_of(group)):
+            raise InvariantError(f"group {group} is to audit in {len(audits)} segments of a plan that it does not have")
+        strange = sorted(s for s in _shards(after, [p for part in audits for p in part]) if group not in hosts[s])
+        if strange:
+            raise InvariantError(f"group {group} is to audit shards {strange} which it does not host")
+    if before.phase != "running" or before.committed != after.committed:
+        return
+    for group in before.live.keys() & after.live.keys():
+        told = len(before.segments_of(group))
+        old, new = padded(before.audits.get(group, ()), told), padded(after.audits.get(group, ()), told)
+        if old != new[:told]:
+            raise InvariantError(f"group {group} was told of other audits in a segment that it may have run")
+
+
+def _views(after: State, decision: Decision) -> None:
+    for action in decision.actions:
+        if isinstance(action, SendView) and action.view.epoch != after.epoch:
+            raise InvariantError(f"a view of epoch {action.view.epoch} was sent in epoch {after.epoch}")

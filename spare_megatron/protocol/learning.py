@@ -1,0 +1,133 @@
+"""What learners and donors say: they come, are ready for an offer, have caught up, or have to give an offer up.
+
+None of it makes an epoch where only learners are concerned, because nobody waits for them (protocol rules 16 to 19).
+"""
+
+from __future__ import annotations
+
+from spare_megatron.protocol import offers
+from spare_megatron.protocol.audits import name_groups
+from spare_megatron.protocol.changed_copy import replace
+from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.membership import lose, send_back
+from spare_megatron.protocol.messages import CaughtUp, Deferred, Hello, Loss, Lost, Ready, SendView, Void, Withdrawn
+from spare_megatron.protocol.state import State
+from spare_megatron.protocol.transition import Transition, decide, ignore, taken_by
+
+
+def enter(state: State, event: Hello) -> Transition:
+    """A new incarnation says Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
+    group = event.group
+    outcome: Transition = ignore(state, "")
+    older = state.incarnation_of(group)
+    if older is not None:
+        outcome = lose(state, Lost((Loss(group, older, "replaced", detail=taken_by(event.incarnation)),)))
+        if outcome[0].stopped:
+            return outcome
+    after, decision = outcome
+    here = replace(
+        after,
+        learners={**after.learners, group: Learner(event.incarnation)},
+        drained=after.drained - {group},
+        highest={**after.highest, group: event.incarnation},
+        births={**after.births, group: (event.incarnation, event.birth)},
+    )
+    reason = f"group {group} incarnation {event.incarnation} is here and is to be brought up to date"
+    actions = Deferred(lambda: (*decision.actions, SendView(here.view_of(group))))
+    return decide(here, actions, f"{decision.reason}; {reason}" if decision.reason else reason)
+
+
+def back(state: State, event: Hello) -> Transition:
+    """A learner or joiner says Hello again: it is told where it stands, unless it is ahead of the last commit."""
+    if event.known > state.committed[0]:
+        return _ahead(state, event.group, event.known)
+    return decide(
+        state, [SendView(state.view_of(event.group))], f"group {event.group}, which learns, is back in {state.epoch}"
+    )
+
+
+def _ahead(state: State, group: int, step: int) -> Transition:
+    """A learner or joiner knows a state that nobody has committed: it alone is lost."""
+    detail = f"it knows of step {step}, the last commit is {state.committed}"
+    return lose(state, Lost((Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
+
+
+def _learner(state: State, group: int, incarnation: int, number: int | None) -> Learner | None:
+    """The learner or joiner that such a message is about, if it still is one and ``number`` is that of its offer."""
+    known = state.learners.get(group)
+    if state.phase != "running" or known is None or known.incarnation != incarnation:
+        return None
+    if number is not None and (known.offer is None or known.offer.number != number):
+        return None
+    return known
+
+
+def ready(state: State, event: Ready) -> Transition:
+    """A learner could take an offer: it gets one in this record, where enough donors are free, else with the next
+    commit or epoch; so does one whose last offer ended by its own fault or a donor's, which may last. The donors are
+    told at once, and by each later commit and view."""
+    known = _learner(state, event.group, event.incarnation, None)
+    if known is None or known.offer is not None or known.ready:
+        return ignore(state, f"group {event.group} is ready, which is known or changes nothing")
+    waiting = replace(state, learners={**state.learners, event.group: replace(known, ready=True, formed=True)})
+    after = waiting if known.voids else offers.offered(waiting)
+    new = [offer for offer in after.offers if offer.number > state.offers_made]
+    if not new:
+        return ignore(after, f"group {event.group} is ready to be brought up to date")
+    learners = sorted(offer.learner[0] for offer in new)
+    told = sorted({*learners, *(donor for offer in new for donor, _ in offer.donors)})
+    is_or_are = "is" if len(learners) == 1 else "are"
+    why = f"{name_groups(learners)} {is_or_are} offered the state after step {state.committed[0]}"
+    views = Deferred(lambda: (SendView(after.view_of(group)) for group in told))
+    return decide(after, views, f"group {event.group} is ready; {why}")
+
+
+def caught_up(state: State, event: CaughtUp) -> Transition:
+    """A learner or joiner holds the state after a step."""
+    group, step = event.group, event.step
+    known = _learner(state, group, event.incarnation, event.number)
+    if known is None:
+        return ignore(state, f"group {group} has caught up to step {step} by offer {event.number}, which has ended")
+    if step > state.committed[0]:
+        return _ahead(state, group, step)
+    if step <= known.applied:
+        return ignore(state, f"group {group} has caught up to step {step}, which is known")
+    known = replace(known, applied=step, weights_digest=event.weights_digest)
+    digest = dict(state.digests).get(step, "")
+    checked = offers.compare(known, digest)
+    if checked is None:
+        why = f"the weights that group {group} computed after step {step} are others than the voted ones"
+        return _void(state, group, why, wrong=True)
+    if group in state.live and step == state.committed[0]:
+        here = offers.holding(state, group, checked.proved)
+        here = replace(here, relief=replace(here.relief, rounds=0))
+        return ignore(here, f"group {group} holds the state of step {step} now")
+    after = replace(state, learners={**state.learners, group: checked})
+    return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
+
+
+def void(state: State, event: Void) -> Transition:
+    """A learner or joiner cannot have a part of its offer."""
+    if _learner(state, event.group, event.incarnation, event.number) is None:
+        return ignore(state, f"offer {event.number} to group {event.group} has ended already")
+    return _void(state, event.group, f"group {event.group} gave offer {event.number} up: {event.detail}")
+
+
+def withdrawn(state: State, event: Withdrawn) -> Transition:
+    """A donor serves an offer no longer."""
+    offer = next((offer for offer in state.offers if offer.number == event.number), None)
+    if state.phase != "running" or offer is None or (event.group, event.incarnation) not in offer.donors:
+        return ignore(state, f"group {event.group} withdraws from offer {event.number}, which has ended already")
+    learner = offer.learner[0]
+    why = f"group {event.group} does not serve offer {event.number} to group {learner} any more: {event.detail}"
+    return _void(state, learner, why)
+
+
+def _void(state: State, group: int, why: str, wrong: bool = False) -> Transition:
+    """An offer has ended by the fault of its learner or of a donor that lives. A joiner leaves the epoch by it."""
+    if group in state.live:
+        return send_back(state, [group], [group], why)
+    learners = {**state.learners, group: offers.voided(state.learners[group], True, wrong)}
+    after, fences = offers.struck_off(replace(state, learners=learners), [group])
+    told = fences or [SendView(after.view_of(group))]
+    return decide(after, told, why)

@@ -1,0 +1,341 @@
+"""The run directory, in which the processes of a job find what they must know of one another.
+
+The JSON files are replaced atomically, so that a reader sees the old one or the new one. The coordinator writes its
+address, the token, the journal, metrics and status; a group's leader the address at which its ranks reach it;
+spare-launch the list of processes; spare-slurm the address where it takes lent nodes; a rank its notices and the
+sentence of a user's error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import stat
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.disk import patiently, words
+from spare_megatron.runtime.file_shapes import check_file
+
+
+@dataclass(frozen=True)
+class CoordinatorAddress:
+    """The content of coordinator.json."""
+
+    address: str
+    """host:port."""
+    fencing: int
+    """Grows with each coordinator of a run directory; one with a lower number is ignored."""
+    life: int
+    """Number of the job's life in the journal."""
+    highest_incarnation: int
+    """The highest incarnation that any group ever had, -1 at first; new groups get a higher one."""
+    pid: int
+    host: str
+
+
+class RunDirectory:
+    """Paths and files of one run directory."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.journal = self.path / "journal.jsonl"
+        self.metrics = self.path / "metrics.jsonl"
+        self.summary = self.path / "summary.json"
+        self.status = self.path / "status.json"
+        self.job = self.path / "job.json"
+        self.report = self.path / "report.html"
+        self.timeline = self.path / "timeline.pftrace"
+        self.processes = self.path / "processes.json"
+        self.launcher = self.path / "launcher.json"
+        self.logs = self.path / "logs"
+        self.errors = self.path / "errors"
+        self.injected = self.path / "injected"
+        self.rank_times = self.path / "rank_times"
+        self.standbys = self.path / "standbys"
+        self.stage = self.path / "stage"
+        self.notices = self.logs / "notices.log"
+        self.clock = self.path / "clock.json"
+        self.coordinator_log = self.logs / "coordinator.log"
+        self.coordinator_errors = self.logs / "coordinator.err"
+        self._coordinator = self.path / "coordinator.json"
+        self._latest: CoordinatorAddress | None = None
+        self._accepted = self.path / "accepted.json"
+        self._token = self.path / "token"
+
+    def create(self) -> None:
+        """Make the directory; raises ConfigError where it cannot be made."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
+
+    def choice(self, life: int) -> Path:
+        """The file with what the job decided about itself in one life (coordinator.job_tuning)."""
+        return self.path / f"choice-life-{life}.json"
+
+    def log_of(self, group: int, position: int, incarnation: int | None = None) -> Path:
+        """The file of a rank's output; ``incarnation``: of a group that was started again within a life."""
+        later = "" if incarnation is None else f".incarnation-{incarnation}"
+        return self.logs / f"group-{group}" / f"rank-{position}{later}.log"
+
+    def rank_times_of(self, group: int, position: int, incarnation: int) -> Path:
+        """The file in which a rank tells when it did what; each start of a group has its own."""
+        return self.rank_times / f"group-{group}" / f"rank-{position}.incarnation-{incarnation}.jsonl"
+
+    def place_file(self, name: str) -> Path:
+        """Where the place of a process that waits for one is written; ``name``: such as 'standby-0'."""
+        number = name.partition("-")[2]
+        return self.standbys / f"standby-{number}.json"
+
+    def waits(self, name: str, pid: int) -> bool:
+        """Whether this process has come as far as to wait for its place."""
+        return waits_file(self.place_file(name), pid).exists()
+
+    def standby_log(self, name: str, position: int) -> Path:
+        """The output of a rank of a standby, also after it has got a place."""
+        return self.logs / name / f"rank-{position}.log"
+
+    def lock(self, name: str, owner: str) -> Lock:
+        """Hold ``name`` until the process ends; raises ConfigError where another process holds it."""
+        return Lock(self.path / f"{name}.lock", self.path, owner)
+
+    def token(self, create: bool = False) -> str:
+        """The secret that every call carries, from a file that only its owner can read. Waits for a disk that fails for
+        a while; raises ConfigError where it cannot be read."""
+        try:
+            if create:
+                patiently(self._make_token)
+                patiently(self._say_if_others_can_read)
+            return patiently(self._read_token)
+        except OSError as error:
+            raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
+
+    def _make_token(self) -> None:
+        """Write the token file unless it is there. Readers never see a part of it: it gets its name when it is
+        complete."""
+        if self._token.exists():
+            return
+        failpoints.hit("token.write")
+        scratch = self._token.with_name(f".token.{os.getpid()}-{socket.gethostname()}")
+        scratch.unlink(missing_ok=True)
+        handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_hex(16))
+            with contextlib.suppress(FileExistsError):
+                os.link(scratch, self._token)
+        finally:
+            scratch.unlink()
+
+    def _say_if_others_can_read(self) -> None:
+        mode = stat.S_IMODE(self._token.stat().st_mode)
+        if mode & 0o077:
+            self.notice(
+                f"WARNING: others can read the job's token {self._token} (mode {mode:04o}): whoever has it can speak "
+                f"for any group; chmod 600 {self._token}, and use another run directory where that does not help"
+            )
+
+    def _read_token(self) -> str:
+        failpoints.hit("token.read")
+        return self._token.read_text().strip()
+
+    def publish_coordinator(self, address: CoordinatorAddress) -> None:
+        """Write the coordinator's address into coordinator.json, unless one with a higher fencing number is there."""
+        there = _address(glance(self._coordinator))
+        if there is None or (there.fencing <= address.fencing and there != address):
+            write_json(self._coordinator, asdict(address))
+
+    def coordinator(self) -> CoordinatorAddress | None:
+        """The newest coordinator that this object ever read; None before it has read one.
+
+        An address with a lower fencing number (see coordinator.terms), or a file that cannot be read now, is ignored.
+        """
+        there, latest = _address(glance(self._coordinator)), self._latest
+        if there is not None and (latest is None or there.fencing >= latest.fencing):
+            self._latest = there
+        return self._latest
+
+    def coordinator_for_sure(self) -> CoordinatorAddress | None:
+        """The coordinator that the file names now, for a process that must choose a higher fencing number.
+
+        Raises OSError or ValueError where the file cannot be read.
+        """
+        return _address(read_json(self._coordinator))
+
+    def publish_accepted(self, checkpoint: str) -> None:
+        """Note which checkpoint was accepted last, because its writer may die before it gives it its final name."""
+        write_json(self._accepted, {"directory": checkpoint}, durable=True)
+
+    def accepted(self) -> str:
+        """The directory of the checkpoint that was accepted last, as it was when its writer asked; empty for none."""
+        plain = read_json(self._accepted)
+        return "" if plain is None else str(plain["directory"])
+
+    def publish_leader(self, group: int, incarnation: int, address: str) -> None:
+        """Say where the leader of a group listens for its ranks."""
+        directory = self.path / "leaders"
+        directory.mkdir(exist_ok=True)
+        write_json(directory / f"group-{group}.json", {"incarnation": incarnation, "address": address})
+
+    def leader(self, group: int, incarnation: int) -> str | None:
+        """The address at which the leader of this incarnation listens; None where it is not known now."""
+        plain = glance(self.path / "leaders" / f"group-{group}.json")
+        return None if plain is None or plain["incarnation"] != incarnation else str(plain["address"])
+
+    def notice(self, text: str) -> None:
+        """Pass a line for the user to spare-launch, which shows it at once; where that fails, write it to the rank's
+        log."""
+        line = " ".join(text.split())
+        try:
+            self.logs.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("notices.write")
+            with self.notices.open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            sys.stderr.write(f"spare: {line} (not shown: {self.notices} cannot be written: {words(error)})\n")
+
+    def report_error(self, who: str, sentence: str) -> None:
+        """Write a user's error, which is in the rank's log already, for spare-launch to show.
+
+        Each rank has its own name ``who``, and so its own file.
+        """
+        with contextlib.suppress(OSError):
+            self.errors.mkdir(parents=True, exist_ok=True)
+            failpoints.hit("errors.write")
+            (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
+
+    def sweep(self) -> None:
+        """Remove what processes of this host that were killed left half written; called when none of them is there any
+        more. Where the disk fails, it stays."""
+        mine = re.compile(rf"\..+\.{re.escape(socket.gethostname())}-\d+-\d+")
+        with contextlib.suppress(OSError):
+            for folder in (self.path, self.path / "leaders"):
+                for file in folder.iterdir() if folder.is_dir() else ():
+                    if mine.fullmatch(file.name) and file.is_file():
+                        file.unlink(missing_ok=True)
+
+    def told_errors(self, group: int | None = None) -> list[Path]:
+        """The files that :meth:`report_error` wrote; none where the disk fails. ``group``: without those of ranks that
+        are known to be of other groups."""
+        try:
+            files = sorted(self.errors.glob("*.txt")) if self.errors.is_dir() else []
+        except OSError:
+            return []
+        if group is None:
+            return files
+        mine = f"group-{group}-"
+        return [
+            file for file in files if file.name.startswith(mine) or not file.name.startswith(("group-", "standby-"))
+        ]
+
+
+def waits_file(place_file: Path, pid: int) -> Path:
+    """The file that a process makes when it is about to wait for the place in ``place_file``."""
+    return place_file.with_suffix(f".waits-{pid}")
+
+
+def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:
+    return None if plain is None else CoordinatorAddress(**{name: plain[name] for name in _OF_AN_ADDRESS})
+
+
+_OF_AN_ADDRESS = [one.name for one in fields(CoordinatorAddress)]
+
+
+class Lock:
+    """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
+
+    def __init__(self, path: Path, run_dir: Path, owner: str) -> None:
+        try:
+            self._file = path.open("a+")
+        except OSError as error:
+            raise ConfigError(f"cannot write in the run directory {run_dir}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.seek(0)
+            holder = self._file.read().strip() or "another process"
+            self._file.close()
+            raise ConfigError(
+                f"the run directory {run_dir} is in use by {holder}; end that job or give another directory"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
+        self._file.flush()
+
+    def release(self) -> None:
+        """Release the lock, so that another process can take it."""
+        self._file.close()
+
+
+def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
+    """Replace a JSON file atomically; ``durable``: return only when it would survive a crash of the machine."""
+    scratch = scratch_of(path)
+    try:
+        failpoints.hit_file(path, "write")
+        with scratch.open("w") as file:
+            file.write(json.dumps(value) + "\n")
+            if durable:
+                file.flush()
+                failpoints.hit_file(path, "sync")
+                os.fsync(file.fileno())
+        failpoints.hit_file(path, "rename")
+        scratch.replace(path)
+        failpoints.hit_file(path, "renamed")
+        if durable:
+            sync_directory(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_directory(directory: Path) -> None:
+    """Wait until the names of the directory's files are on the disk."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def glance(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None where it cannot be known now: the file is not there, the disk fails, or the text
+    is incomplete (on a file system whose renames are not atomic for readers)."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return None
+
+
+def scratch_of(path: Path) -> Path:
+    """The file to write before it is renamed to ``path``; no other thread, process or host uses the same name."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}-{threading.get_native_id()}")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None if there is no file. Raises OSError or ValueError where it cannot be read."""
+    try:
+        failpoints.hit_file(path, "read")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        plain = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(plain, dict):
+        raise ValueError(f"{path} holds a {type(plain).__name__} and no JSON object")
+    wrong = check_file(path.parent.name, path.name, plain)
+    if wrong is not None:
+        raise ValueError(f"{path} is damaged or of another version: {wrong}")
+    return plain

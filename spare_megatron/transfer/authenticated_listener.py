@@ -1,0 +1,180 @@
+"""The listening socket of a donor's rank or of a group's store, and the first words with whoever calls (the callee's
+side of :mod:`spare_megatron.collectives.handshake`).
+
+Promises: who has not proved that it is a rank of this job, with a call that the listener's owner wants, is told
+nothing but a challenge, and costs one descriptor; of those there are at most STRANGERS_MAX, each for at most
+STRANGER_S.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from spare_megatron.collectives.handshake import (
+    CALL_BYTES,
+    PROOF_BYTES,
+    STATE,
+    STRANGER_S,
+    STRANGERS_MAX,
+    Call,
+    Identity,
+    StrangerError,
+    challenge,
+    is_for,
+    proof,
+    proves,
+    read_call,
+)
+from spare_megatron.collectives.interface import family_of
+from spare_megatron.config.host_port import join_address
+
+_ACCEPTS = 16
+"""How many connections are accepted before those that are there are heard again: so one that proves itself at once is
+not closed as the oldest of many that came in the meantime."""
+_PAUSE_S = 0.05
+"""Before connections are accepted again when that has failed."""
+
+
+class AuthenticatedListener:
+    """Listens, in a thread of its own, and hands on the connections of callers that have proved themselves."""
+
+    def __init__(
+        self,
+        me: Identity,
+        host: str,
+        welcome: Callable[[socket.socket, Call], None],
+        wants: Callable[[Call], bool] | None = None,
+    ) -> None:
+        """Listen at ``host``. ``welcome`` is called in this object's thread, owns the socket, and must not wait.
+        ``wants`` says whether a call is for this listener; by default it wants calls to this rank for state. Raises
+        OSError where this machine does not have that address."""
+        self._me, self._welcome = me, welcome
+        self._wants = wants or (lambda call: call.kind == STATE and is_for(call, me))
+        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
+        self._listener.setblocking(False)
+        self.address = join_address(host, self._listener.getsockname()[1])
+        """Where learners call."""
+        self._strangers: list[_Stranger] = []
+        """The oldest first."""
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._closing = False
+        for waited in (self._listener, self._wake):
+            self._selector.register(waited, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="transfer-door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and hang up on all strangers. Called once."""
+        self._closing = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                happened = self._selector.select(STRANGER_S / 10 if self._strangers else None)
+                for key, _ in happened:
+                    if isinstance(key.data, _Stranger):
+                        self._hear(key.data)
+                    elif key.fileobj is self._listener:
+                        self._accept()
+                self._turn_away(time.monotonic())
+        finally:
+            for stranger in self._strangers:
+                stranger.sock.close()
+            self._selector.close()
+            self._listener.close()
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTS):
+            try:
+                sock = self._listener.accept()[0]
+            except BlockingIOError:
+                return
+            except OSError:  # of the connection, or no descriptor is free
+                time.sleep(_PAUSE_S)
+                return
+            try:
+                stranger = _Stranger(sock, self._me.key, self._wants, time.monotonic())
+                self._selector.register(sock, selectors.EVENT_READ, stranger)
+            except OSError:  # it has ended already
+                sock.close()
+                continue
+            self._strangers.append(stranger)
+            self._hear(stranger)
+
+    def _hear(self, stranger: _Stranger) -> None:
+        try:
+            call = stranger.hear()
+        except (OSError, StrangerError):
+            self._forget(stranger)
+            stranger.sock.close()
+            return
+        if call is not None:
+            self._forget(stranger)
+            self._welcome(stranger.sock, call)
+
+    def _turn_away(self, now_s: float) -> None:
+        surplus = len(self._strangers) - STRANGERS_MAX
+        for number, stranger in enumerate(list(self._strangers)):
+            if number < surplus or now_s - stranger.born_s > STRANGER_S:
+                self._forget(stranger)
+                stranger.sock.close()
+
+    def _forget(self, stranger: _Stranger) -> None:
+        self._strangers.remove(stranger)
+        self._selector.unregister(stranger.sock)
+
+
+class _Stranger:
+    """A connection whose caller has not proved itself."""
+
+    def __init__(self, sock: socket.socket, key: bytes, wants: Callable[[Call], bool], born_s: float) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock, self.born_s, self._key, self._wants = sock, born_s, key, wants
+        self._challenged = challenge()
+        self._greeted = False
+        self._words = bytearray()
+        self._said = b""
+        self._call: Call | None = None
+
+    def hear(self) -> Call | None:
+        """Read what has come, no more than the words that are due, and answer; the call, once it is proved. Raises
+        OSError where the connection has ended, StrangerError where the caller is not who it should be."""
+        if not self._greeted:
+            self._greeted = True
+            self._send(self._challenged)
+        while True:
+            due = CALL_BYTES if self._call is None else PROOF_BYTES
+            try:
+                more = self.sock.recv(due - len(self._words))
+            except BlockingIOError:
+                return None
+            if not more:
+                raise ConnectionResetError("the caller has hung up")
+            self._words += more
+            if len(self._words) < due:
+                continue
+            words = bytes(self._words)
+            self._words.clear()
+            if self._call is not None:
+                if not proves(words, proof(self._key, "caller", self._said, self._challenged)):
+                    raise StrangerError("it does not know the job's token")
+                return self._call
+            call = read_call(words)
+            if call is None or not self._wants(call):
+                raise StrangerError("its call is for another rank or life, or for something else")
+            self._call, self._said = call, words
+            self._send(proof(self._key, "callee", words, self._challenged))
+
+    def _send(self, words: bytes) -> None:
+        if self.sock.send(words) < len(words):  # the first words on a connection always fit
+            raise ConnectionResetError("the caller does not read")

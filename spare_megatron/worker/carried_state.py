@@ -1,0 +1,144 @@
+"""State of users' own objects that outlives a step: it goes into checkpoints, and to a group that comes back.
+
+A forward step that follows a schedule of its own, say, keeps something from step to step that is neither in the model
+nor in the optimizer. The script hands the object over once, with :func:`carry_state`; what a script keeps elsewhere is
+not carried: a group that comes back, or a job that goes on from a checkpoint, begins it anew.
+
+What keeps results the same whichever group dies: the state is a function of committed steps, hence equal on one rank
+position of all groups. It changes in ``after_step`` only, which every rank calls once for each step that it applies, in
+order; a learner too. Votes compare it with the weights (docs/protocol.md, rule 12), so a state that counts something
+else, pieces or seconds, is found in its first step and named.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.worker.engine_decorator import PassThrough
+
+log = logging.getLogger(__name__)
+
+_KEY = "carried"
+"""Under which the states stand in an engine's values, and in what a checkpoint keeps of a rank."""
+
+
+@runtime_checkable
+class CarriesState(Protocol):
+    """An object whose state is carried. A method ``after_step(step, figures)``, where it has one, is called after each
+    applied step; ``figures`` is the engine's report of it (``loss``, ``grad_norm``, ``lr``, ...: what this rank
+    position knows)."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state: JSON values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state that :meth:`state_dict` of another process returned."""
+
+
+_owners: dict[str, CarriesState] = {}
+
+
+def carry_state(name: str, owner: CarriesState) -> None:
+    """Carry the state of ``owner`` to groups that come back and through checkpoints.
+
+    To be called in the script before ``pretrain(...)``, or in a provider. Tensors belong into the model, as buffers.
+    Raises TypeError where ``owner`` lacks a method, ValueError where ``name`` is another object's.
+    """
+    if not isinstance(owner, CarriesState):
+        lacking = [one for one in ("state_dict", "load_state_dict") if not hasattr(owner, one)]
+        raise TypeError(f"carry_state({name!r}, ...): {type(owner).__name__} has no {' and no '.join(lacking)}()")
+    if _owners.get(name, owner) is not owner:
+        raise ValueError(f"carry_state({name!r}, ...): another object has this name; give each its own")
+    _owners[name] = owner
+
+
+def carried() -> Mapping[str, CarriesState]:
+    """Name -> object, of all that were handed over in this process."""
+    return dict(sorted(_owners.items()))
+
+
+@dataclass
+class CarryingEngine(PassThrough):
+    """A step engine whose state includes that of ``owners``. Raises ConfigError where one of them is not JSON."""
+
+    owners: Mapping[str, CarriesState]
+
+    def __post_init__(self) -> None:
+        self._states()
+
+    def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
+        """Apply the engine's update, then tell the owners; returns the engine's report."""
+        report = super().apply(step, reduced, scalars)
+        for owner in self.owners.values():
+            after_step = getattr(owner, "after_step", None)
+            if after_step is not None:
+                after_step(step, dict(report))
+        return report
+
+    def weights_digest(self) -> str:
+        """A digest of the engine's weights and the owners' states; empty where the engine has none."""
+        digest = super().weights_digest()
+        if not digest or not self.owners:
+            return digest
+        words = json.dumps(self._states(), sort_keys=True)
+        return hashlib.sha256(f"{digest} {words}".encode()).hexdigest()
+
+    def weights_checksums(self) -> Mapping[str, int]:
+        """The engine's checksums, and one for each owner's state."""
+        found = dict(super().weights_checksums())
+        for name, state in self._states().items():
+            words = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).digest()
+            found[f"{_KEY}.{name}"] = int.from_bytes(words[:8], "big", signed=True)
+        return found
+
+    def state_values(self) -> Mapping[str, Any]:
+        """The engine's values and the owners' states."""
+        return {**super().state_values(), _KEY: self._states()}
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Have the engine and the owners take over another rank's state."""
+        super().adopt_state(step, values)
+        for name, owner in self.owners.items():
+            owner.load_state_dict(values[_KEY][name])
+
+    def with_states(self, rank_state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        """What a checkpoint keeps of this rank: ``rank_state``, and the owners' states where there are owners."""
+        return {**(rank_state or {}), _KEY: self._states()} if self.owners else rank_state
+
+    def restore(self, rank_state: Mapping[str, Any] | None) -> None:
+        """Go on from what a checkpoint kept of this rank; says what it lacks."""
+        states = (rank_state or {}).get(_KEY, {})
+        for name, owner in self.owners.items():
+            if name in states:
+                owner.load_state_dict(states[name])
+            else:
+                log.warning("the checkpoint has no state of %r (carry_state): it begins anew", name)
+        for name in states.keys() - self.owners.keys():
+            log.warning("the checkpoint has a state of %r, which no carry_state() names: it is left out", name)
+
+    def _states(self) -> dict[str, Any]:
+        """Name -> a copy of the owner's state."""
+        return {name: _plain(name, owner.state_dict(), "") for name, owner in self.owners.items()}
+
+
+def _plain(name: str, value: Any, where: str) -> Any:
+    """A copy of a state. Raises ConfigError where it is not JSON, which another process could not read as it is."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(name, one, f"{where}[{key!r}]") for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(name, one, f"{where}[{index}]") for index, one in enumerate(value)]
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise ConfigError(
+        f"state_dict() of {name!r} (carry_state) has a {type(value).__name__} at {where or 'its root'}; it may have "
+        "JSON values only: dicts with string keys, lists, numbers, strings, None. Tensors belong into the model, as "
+        "buffers"
+    )

@@ -1,0 +1,127 @@
+"""What a rank does as a donor: it copies its part of the state, and of each result since, for the learners it serves.
+
+Everything follows from the offers that the newest view lists (docs/protocol.md, rule 17). The state after step s lies
+unchanged in the engine from the end of that apply to the beginning of the next, so its copy is made beside the
+computing of step s + 1, at whatever time of it an offer comes. A result is copied before it is applied. Nobody waits
+for a learner: a donor that would have to keep too much (:mod:`spare_megatron.worker.donor_budget`) withdraws.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from spare_megatron.collectives.handshake import Member
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.view import Offer, View
+from spare_megatron.transfer.transport import Parcel, StateTransport
+from spare_megatron.worker.donor_budget import OfferBudget
+from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.rank_parts import RankParts
+from spare_megatron.worker.step import Committed
+
+log = logging.getLogger(__name__)
+SIGN_S = 1.0
+"""Time between two signs of life while a copy is waited for."""
+
+
+class Donor:
+    """The donor's side of one rank. Belongs to the training thread. What fails here ends offers, never the training."""
+
+    def __init__(
+        self, engine: StepEngine, session: Session, transport: StateTransport, parts: RankParts | None = None
+    ) -> None:
+        """``parts`` takes note of how long this rank is kept from its update."""
+        self._engine, self._session, self._transport = engine, session, transport
+        self._parts = parts or RankParts()
+        self._open: dict[int, Offer] = {}
+        self._budgets: dict[int, OfferBudget] = {}
+        """Of the offers whose state this rank serves."""
+        self._copies: dict[int, Future[None]] = {}
+        """Offer -> the copy of its state that is being made."""
+        self._copier = ThreadPoolExecutor(1, thread_name_prefix="spare-donor")
+
+    def look(self, view: View, step: int) -> None:
+        """Take in the offers of ``view``, and begin to copy the state after ``step`` where one is new. The engine holds
+        that state until :meth:`before_apply` returns."""
+        listed = {offer.number: offer for offer in view.serves}
+        for number in self._open.keys() - listed.keys():
+            del self._open[number]
+            self._budgets.pop(number, None)
+            self._transport.drop(number)
+        for number in sorted(listed.keys() - self._open.keys()):
+            offer = listed[number]
+            if offer.step > step:
+                continue  # made with the commit of the step that is to be applied
+            self._open[number] = offer
+            if offer.step < step:
+                self._withdraw(number, f"it was told of it after step {step} was applied")
+                continue
+            self._transport.open(number, Member(*offer.learner), offer.donors.index(view.receiver), len(offer.donors))
+            try:
+                state = Parcel(self._engine.state_tensors(), self._engine.state_values())
+            except Exception as error:
+                self._fail(number, step, error)
+            else:
+                part = parcel_bytes(state) // len(offer.donors)
+                self._budgets[number] = OfferBudget(step, len(offer.donors), part, time.monotonic())
+                self._copies[number] = self._copier.submit(self._transport.put, number, step, state)
+
+    def before_apply(self, view: View, committed: Committed) -> None:
+        """Keep what the offers need of the result that is about to be applied; returns when the state before it may be
+        changed."""
+        self.look(view, committed.step - 1)
+        began_s = time.monotonic()
+        copies, self._copies = self._copies, {}
+        for number, copy in copies.items():
+            try:
+                self._wait(copy, committed.step)
+            except Exception as error:
+                self._fail(number, committed.step - 1, error)
+        if not self._open:
+            return
+        tensors = {f"sum {n}": one for n, one in enumerate(committed.tensors)}
+        result = Parcel(tensors, {"scalars": dict(committed.scalars)})
+        for number in sorted(self._open):
+            self._keep(number, committed.step, result)
+        self._parts.note("transfer", began_s, time.monotonic())
+
+    def close(self) -> None:
+        """Give everything up."""
+        self._copier.shutdown(cancel_futures=True)
+
+    def _wait(self, copy: Future[None], step: int) -> None:
+        """Wait for a copy, with signs of life: others may wait for this rank."""
+        while not wait([copy], SIGN_S).done:
+            self._session.progress("apply", step, 0)
+        copy.result()
+
+    def _keep(self, number: int, step: int, result: Parcel) -> None:
+        budget = self._budgets.get(number)
+        if budget is None:
+            return
+        kept, most = self._transport.kept(number), self._session.spec.results_kept
+        part = parcel_bytes(result) // budget.parts
+        why = budget.too_much(kept.sizes, kept.given_bytes, part, step, time.monotonic(), most)
+        if why:
+            self._withdraw(number, why)
+            return
+        try:
+            self._transport.put(number, step, result)
+        except Exception as error:
+            self._fail(number, step, error)
+
+    def _fail(self, number: int, step: int, error: Exception) -> None:
+        log.warning("offer %d is not served: step %d could not be copied", number, step, exc_info=error)
+        self._withdraw(number, f"step {step} could not be copied: {error!r}")
+
+    def _withdraw(self, number: int, why: str) -> None:
+        self._budgets.pop(number, None)
+        self._transport.drop(number)
+        self._session.withdraw(number, why)
+
+
+def parcel_bytes(parcel: Parcel) -> int:
+    """The size of all tensors of a parcel."""
+    return sum(tensor.nbytes for tensor in parcel.tensors.values())

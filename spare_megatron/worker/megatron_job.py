@@ -1,0 +1,394 @@
+"""Builds and runs one rank of a Megatron job: tokenizer, world, model, checkpoint, data, engine, training loop.
+
+What can be refused without other ranks (files, vocabulary) is checked first, so that the user is told at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spare_megatron import kernels
+from spare_megatron.checkpoint.folder import Retention
+from spare_megatron.checkpoint.saved_args import plain
+from spare_megatron.collectives.reduction import Bfloat16Reduction, PlainReduction
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.injection import check_flips
+from spare_megatron.config.job import JobDescription, Plain
+from spare_megatron.config.place import Place, place_of
+from spare_megatron.config.span_groups import span_groups
+from spare_megatron.control_plane.leader_process import start_ahead
+from spare_megatron.data.data_files import check_data, looked_at
+from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
+from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
+from spare_megatron.flags.optimizer_flags import package_used
+from spare_megatron.megatron_adapter import core_differences, versions
+from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
+from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
+from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
+from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
+from spare_megatron.megatron_adapter.model.losses import averages
+from spare_megatron.megatron_adapter.model.replica import build_replica
+from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, init_group_world
+from spare_megatron.megatron_adapter.shared_words import agree, gather_words
+from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.placement import Placement, build_placement
+from spare_megatron.protocol.messages import JobSpec
+from spare_megatron.runtime.import_variables import set_too_late
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import user_state
+from spare_megatron.worker.carried_state import CarryingEngine, carried
+from spare_megatron.worker.devices import around_the_world, check_alike, check_standbys, replica_backend
+from spare_megatron.worker.evaluation import EvaluatingEngine, Evaluation
+from spare_megatron.worker.fault_injection import Injector
+from spare_megatron.worker.flops import flops_per_step
+from spare_megatron.worker.group_store import GroupStore
+from spare_megatron.worker.hooks import hooks_of
+from spare_megatron.worker.job_arguments import JobArguments
+from spare_megatron.worker.job_loaders import JobLoaders, stage
+from spare_megatron.worker.progress import append_progress, saved_text
+from spare_megatron.worker.rendezvous import group_store, on_one_host
+from spare_megatron.worker.reporting import ReportingEngine
+from spare_megatron.worker.save_mail import SaveMail
+from spare_megatron.worker.saved_choice import leave_choice
+from spare_megatron.worker.saving import GroupSaver
+from spare_megatron.worker.start import Start, load_start
+from spare_megatron.worker.start_times import StartTimes
+from spare_megatron.worker.tokenizer import build_tokenizer
+from spare_megatron.worker.waiting import log_as, wait_for_place
+from spare_megatron.worker.warm_up import warm_update
+from spare_megatron.worker.worker import RankJob, train_rank
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 300.0
+PER_RANK = frozenset({"rank", "local_rank"})
+"""Names in the namespace whose values differ between ranks, and so are no part of the job's identity."""
+
+
+def run_megatron_job(
+    job: JobArguments,
+    args: Namespace,
+    datasets_provider: Callable[..., Any],
+    model_provider: Callable[..., Any] | None,
+    forward_step: Callable[..., Any],
+    word_embeddings: Callable[..., list[int]] | None = None,
+    position_embeddings: Callable[..., list[int]] | None = None,
+) -> ExitCode:
+    """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend.
+
+    A rank of a standby waits for its place when it has done all that does not depend on it."""
+    place = job.place
+    if place.run_dir is None:
+        raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
+    times = StartTimes()
+    times.done("imports and flags")
+    late = set_too_late(os.environ)
+    if late:
+        log.warning(
+            "the script has set %s after the imports that read it, which spare-launch makes once for all ranks; set it "
+            "for spare-launch, or give --spare-preload none",
+            ", ".join(late),
+        )
+    check_standbys(job)
+    exact = job.spare.reduce.startswith("exact")
+    if exact:
+        make_deterministic()
+    tokenizer = build_tokenizer(args)
+    if place.restarts:  # perhaps on a host that has read none of this before
+        stage(job, build_placement(job.shape.num_groups, job.redundancy, job.spare.placement).stack_of(place.group))
+    files = check_data(args, int(tokenizer.vocab_size))
+    settings = job.settings(args.padded_vocab_size)
+    injector = Injector.from_environment(os.environ, place)
+    check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
+    user_state.begin(job, args, tokenizer)
+    store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
+    with around_the_world(job):
+        world = init_group_world(
+            job.shape,
+            place.position,
+            store,
+            virtual_pipeline=settings.virtual_pipeline,
+            expert=settings.expert,
+            expert_tensor=settings.expert_tensor,
+            backend=job.training.distributed_backend,
+            device=place.local_rank % torch.cuda.device_count() if torch.cuda.is_available() else None,
+            timeout_s=job.training.distributed_timeout_minutes * 60.0,
+            pipeline_before_data=job.training.use_tp_pp_dp_mapping,
+            hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
+            embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
+            gloo_host=LOOPBACK if on_one_host(store, place) else "",
+        )
+    if exact:
+        check_alike(gather_words(arithmetic(), compute_device()))
+    times.done("world")
+    replica = build_replica(settings, world, model_provider)
+    times.done("model")
+    start = load_start(job, replica)
+    times.done("checkpoint")
+    args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
+    placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
+    if place.group == 0 and place.is_leader and not place.place_file:
+        for sentence in (placement.reason, *job.notes, *looked_at(files)):
+            log.info("%s", sentence)
+        slow = kernels.why_slow(compute_device().type) if exact else ""
+        if slow:
+            log.warning("%s", slow)
+        if not place.restarts:
+            _pass_on_deprecations(RunDirectory(place.run_dir))
+        append_progress(job, "Starting job")
+    needed = start.batches(job).consumed_before(job.train_iters + 1)
+    train_samples, valid_samples, test_samples = sample_counts(job.train_iters, args)
+    datasets = build_datasets(
+        datasets_provider,
+        (
+            max(train_samples, needed),
+            valid_samples,
+            test_samples,
+        ),  # a schedule's last step may go beyond --train-samples
+        args,
+        files,
+        leads=place.is_leader,
+        chunks=settings.virtual_pipeline,
+        tensor_rank=world.tensor_rank,
+    )
+    loaders = JobLoaders(job, args, world, placement, start, files)
+    train = loaders.make("training", datasets.train, needed)
+    engine = MegatronEngine(
+        replica,
+        world,
+        forward_step,
+        train,
+        probe_piece=place.group * job.shape.pieces_per_shard,
+        method=job.spare.reduce,
+        flips=injector.flips if injector.has_flips else None,
+        batches=start.batches(job),
+    )
+    if engine.exact is not None:
+        engine.exact.restore(start.rank_state, start.read_rank_states)
+    carrying = CarryingEngine(engine, carried())
+    waited = bool(place.place_file)
+    if waited:
+        times.done("data and engine")
+        warm_update(engine, start.step + 1, 0)
+        _lead_ahead(place)
+        job = _placed(job, args)
+        place = job.place
+        injector.move(place)
+        loaders.move(place.group)
+        times.done("wait for a place")
+    if start.step and not place.restarts:
+        carrying.restore(start.rank_state)
+    hooks, end_hooks = hooks_of(job, replica)
+    reporting = ReportingEngine(carrying, hooks, job.logging.log_timers_to_tensorboard)
+    evaluating = _evaluating(job, reporting, loaders, datasets, start)
+    spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
+    method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
+    overlap = job.training.overlap_grad_reduce
+    backend, coordinator = replica_backend(job), job.spare.coordinator or ""
+    interface = job.spare.interface or ""
+    rank = RankJob(
+        place,
+        spec,
+        description,
+        backend,
+        compute_device(),
+        method,
+        overlap,
+        coordinator,
+        interface,
+        job.transfer_rate_bytes_s,
+        warm=waited,
+        rank_times=job.spare.rank_times,
+    )
+    times.done("rest" if waited else "data and engine")
+    log.info("%s", times.sentence)
+    try:
+        return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector, loaders.open)
+    finally:
+        end_hooks()
+        loaders.close()
+
+
+def _pass_on_deprecations(run_dir: RunDirectory) -> None:
+    """Show once what megatron-core has said of models that it will give up; the job trains them all the same."""
+    for text in core_differences.deprecations:
+        run_dir.notice(f"megatron-core {versions.core_version()} says: {text}")
+
+
+def _lead_ahead(place: Place) -> None:
+    """Start the process of the group's leader, where this rank will need one."""
+    if place.is_leader and place.group_size > 1:
+        start_ahead()
+
+
+def _placed(job: JobArguments, args: Namespace) -> JobArguments:
+    """Wait until this process has its place; returns the job with it."""
+    wait_for_place(os.environ)
+    shape = job.shape
+    place = place_of(os.environ, shape.num_groups, shape.group_size, job.place.run_dir)
+    args.rank = place.group * shape.group_size + place.position
+    log_as(place)
+    return replace(job, place=place)
+
+
+def _evaluating(
+    job: JobArguments, engine: ReportingEngine, loaders: JobLoaders, datasets: Datasets, start: Start
+) -> EvaluatingEngine:
+    """``engine`` with the evaluations for which there are flags and data. Collective in the group."""
+    iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
+    mine = (datasets.valid is not None, datasets.test is not None)
+    there = gather_words(mine, compute_device())
+    batch, final = job.shape.global_batch_size, job.train_iters
+    passes: list[Evaluation] = []
+    during: list[Evaluation] = []
+    if iterations and any(valid for valid, _ in there):
+        rounds = (final // interval if interval else 0) + 1
+        valid = loaders.make("validation", datasets.valid, rounds * iterations * batch)
+
+        def validation(state: int, iteration: int) -> Any:
+            number = validation_batch(state, iteration, iterations, interval, final=state == final)
+            return evaluation_source(valid, number)
+
+        passes.append(Evaluation("validation", iterations, validation))
+        during = passes[:1]
+    if iterations and any(test for _, test in there):
+        test = loaders.make("test", datasets.test, iterations * batch)
+        passes.append(Evaluation("test", iterations, lambda _state, iteration: evaluation_source(test, iteration)))
+    last = _last_step(job, start)
+    return EvaluatingEngine(engine, last, interval, during, passes if last == final else (), averages)
+
+
+def _last_step(job: JobArguments, start: Start) -> int:
+    """The step with which this run ends: the job's last one, or the next multiple of --exit-interval."""
+    interval = job.training.exit_interval
+    if interval is None:
+        return job.train_iters
+    return min(job.train_iters, (start.step // interval + 1) * interval)
+
+
+def _spec(
+    job: JobArguments, placement: Placement, start: Start, last_round: int, description: JobDescription
+) -> JobSpec:
+    timeouts = job.timeouts
+    return JobSpec(
+        num_groups=job.shape.num_groups,
+        pieces_per_shard=job.shape.pieces_per_shard,
+        offsets=placement.offsets,
+        granularity=job.spare.granularity,
+        first_step=start.step,
+        last_step=last_round,
+        min_groups=job.spare.min_groups or 1,
+        fingerprint=description.fingerprint,
+        heartbeat_timeout_s=timeouts.heartbeat_timeout_s,
+        audit_rate=job.spare.audit_rate,
+        audit_seed=job.training.seed,
+        save_every=job.save_every,
+        emergency_saves=job.checkpoint.save is not None and not job.spare.no_emergency_save,
+        adoption=not job.spare.no_adoption,
+    )
+
+
+def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
+    identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
+    identity |= package_used(args)
+    if job.spare.reduce.startswith("exact"):
+        identity |= arithmetic()
+    for name, value in sorted(vars(args).items()):
+        if name not in PER_RANK:
+            identity[name] = value if isinstance(value, str | int | float | bool | None) else str(value)
+    logs = job.logging
+    return JobDescription(
+        identity=identity,
+        timeouts=job.timeouts,
+        tuning=job.tuning,
+        train_iters=job.train_iters,
+        log_interval=logs.log_interval,
+        global_batch_size=job.shape.global_batch_size,
+        seq_length=job.seq_length,
+        consumed_samples=start.consumed_samples,
+        world_size=job.shape.world_size,
+        device=compute_device().type,
+        late_pauses=job.spare.schedule == "tickets",
+        tickets_ahead=job.shape.pipeline + 1 if job.spare.relief else 0,
+        adopt_timeout_s=job.spare.adopt_timeout_s,
+        flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
+        tensorboard_dir=logs.tensorboard_dir or "",
+        batch_phases=start.batches(job).phases if job.batches.changes else (),
+        pieces_per_shard=job.shape.pieces_per_shard,
+        exit_duration_s=60.0 * (job.training.exit_duration_in_mins or 0),
+        tensorboard_log_interval=logs.tensorboard_log_interval,
+        tensorboard_queue_size=logs.tensorboard_queue_size,
+        board_extras=_board_extras(job),
+        wandb_project=logs.wandb_project or "",
+        wandb_exp_name=logs.wandb_exp_name or "",
+        wandb_save_dir=logs.wandb_save_dir or "",
+        wandb_entity=logs.wandb_entity or "",
+        otel_enabled=logs.otel_enabled,
+        otel_service_name=logs.otel_service_name or "",
+        otel_span_groups=tuple(sorted(span_groups(logs.otel_span_groups or "default"))),
+    )
+
+
+def _board_extras(job: JobArguments) -> tuple[str, ...]:
+    """What TensorBoard and W&B get in addition to what every job writes there."""
+    logs = job.logging
+    wanted = {
+        "loss-scale": logs.log_loss_scale_to_tensorboard,
+        "validation-ppl": logs.log_validation_ppl_to_tensorboard,
+        "timers": logs.log_timers_to_tensorboard,
+        "memory": logs.log_memory_to_tensorboard,
+        "world-size": logs.log_world_size_to_tensorboard,
+    }
+    return tuple(name for name, there in wanted.items() if there)
+
+
+def _saver(
+    job: JobArguments,
+    args: Namespace,
+    engine: MegatronEngine,
+    carrying: CarryingEngine,
+    start: Start,
+    store: GroupStore,
+) -> GroupSaver | None:
+    config, place = job.checkpoint, job.place
+    if config.save is None:
+        return None
+    flags = plain(vars(args))
+    batches = start.batches(job)
+    checkpointer = group_checkpoint.Checkpointer(engine.replica, optimizer=not config.no_save_optim)
+
+    def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
+        consumed = batches.consumed_before(step + 1)
+        kept = carrying.with_states(engine.exact.state if engine.exact is not None else None)
+        return checkpointer.take(
+            directory, step=step, consumed_samples=consumed, args=flags, rank_state=kept, copied=copied
+        )
+
+    def published(step: int) -> None:
+        append_progress(job, saved_text(job, step, batches.consumed_before(step + 1), flops_per_step(args)))
+
+    return GroupSaver(
+        Path(config.save),
+        place,
+        job.train_iters,
+        take,
+        partial(agree, device=compute_device()),
+        SaveMail(store.client.another(), place.position, place.group_size),
+        asynchronous=not job.spare.no_async_save,
+        retention=Retention(config.save_retain_interval, job.spare.keep_checkpoints),
+        notice=RunDirectory(str(place.run_dir)).notice,
+        complete=partial(leave_choice, place),
+        published=published,
+        hung_s=job.timeouts.hung_s,
+    )

@@ -1,0 +1,160 @@
+"""Chooses where training begins, at step 0 or from a checkpoint, and loads it; position 0 chooses for its group.
+
+A group that comes to a job that trains already begins where the job began and loads nothing: living groups give it
+their state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spare_megatron.checkpoint.convert import tokenizer_files
+from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.config.batches import BatchSchedule
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.job import JobDescription
+from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.shared_words import broadcast_words
+from spare_megatron.megatron_adapter.shims import compute_device
+from spare_megatron.protocol.codec import decode
+from spare_megatron.runtime.run_directory import RunDirectory, glance
+from spare_megatron.worker.job_arguments import JobArguments
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The step and the samples after which training begins."""
+
+    step: int = 0
+    consumed_samples: int = 0
+    rank_state: Any = None
+    """The state of this rank position's engine beside model and optimizer."""
+    read_rank_states: Callable[[], list[Any]] = list
+    """Reads those of all positions of the group that saved the checkpoint. Collective."""
+
+    def batches(self, job: JobArguments) -> BatchSchedule:
+        """The batch size of each step from this one on."""
+        return job.batches.schedule(self.step + 1, self.consumed_samples)
+
+
+def load_start(job: JobArguments, replica: Replica) -> Start:
+    """Load a checkpoint into ``replica`` if there is one; returns where training begins. Collective in the group.
+
+    Raises ConfigError where the checkpoint that was asked for is missing or damaged.
+    """
+    chosen: dict[str, Any] = {}
+    if job.place.is_leader:
+        try:
+            chosen["running"] = _of_running_job(job)
+            found = _checkpoint(job) if chosen["running"] is None else None
+            chosen["directory"] = None if found is None else str(found)
+        except ConfigError as error:
+            chosen["refusal"] = str(error)
+    chosen = broadcast_words(chosen, device=compute_device())
+    if "refusal" in chosen:
+        raise ConfigError(chosen["refusal"])
+    if chosen["running"] is not None:
+        return Start(*chosen["running"])
+    if chosen["directory"] is None:
+        return Start()
+    directory = Path(chosen["directory"])
+    restart = job.place.life > 1
+    fresh = job.checkpoint.finetune and not restart
+    loaded = group_checkpoint.load(
+        directory,
+        replica,
+        optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
+        strictness=job.checkpoint.dist_ckpt_strictness,
+    )
+    if job.place.is_leader:
+        _carry_files(job, directory)
+        log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
+        _compare_pieces(job, loaded.args)
+    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state, loaded.read_rank_states)
+
+
+def _carry_files(job: JobArguments, loaded: Path) -> None:
+    """Give the ``--save`` directory what came with the loaded model: a conversion to Hugging Face takes it along."""
+    if not job.checkpoint.save:
+        return
+    try:
+        aside = tokenizer_files.carry(loaded, Path(job.checkpoint.save))
+        if aside is not None:
+            log.warning(
+                "--save %s had the tokenizer and config of another model; they are in %s now", aside.parent, aside
+            )
+    except OSError as error:
+        log.warning(
+            "the tokenizer and config of the loaded model cannot be copied to --save %s: %s; copy %s there before a "
+            "conversion",
+            job.checkpoint.save,
+            error.strerror,
+            tokenizer_files.folder_of(loaded),
+        )
+
+
+def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
+    """The step and the samples after which the present life of the job began, where this group was started again in it;
+    None where it was not, or where that cannot be known. The files alone may be those of a coordinator that is dead."""
+    if not job.place.restarts:
+        return None
+    run_dir = RunDirectory(str(job.place.run_dir))
+    known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.job)
+    if not known or not status or not kept or (status["phase"], status.get("life")) != ("running", known.life):
+        return None
+    opened: JobDescription = decode(kept)
+    log.info("the job trains already: the state comes from groups that live, not from a checkpoint")
+    return int(status.get("first_step", 0)), opened.consumed_samples
+
+
+def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:
+    """Say what it means that the run which wrote the checkpoint had pieces of other microbatches."""
+    ours, theirs = job.shape.piece_microbatches, before.get("spare_piece_microbatches") or 1
+    if ours != theirs and job.spare.reduce.startswith("exact"):
+        log.warning(
+            "the checkpoint is of a run with --spare-piece-microbatches %s and this run has %d: weights, optimizer and "
+            "scales go on, and sums are as exact as before, but their last bits are not those of a run that goes on "
+            "with %s",
+            theirs,
+            ours,
+            theirs,
+        )
+
+
+def _checkpoint(job: JobArguments) -> Path | None:
+    """The checkpoint to load, None to begin at step 0. A later life begins with the newest one that the job itself
+    saved, if any."""
+    config = job.checkpoint
+    if job.place.life > 1 and config.save:
+        own, _ = _newest(Path(config.save))
+        if own is not None:
+            return own
+    if config.load is None:
+        return None
+    if config.ckpt_step is not None:
+        directory = Path(config.load) / iteration_name(config.ckpt_step)
+        reason = damage(directory)
+        if reason:
+            raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
+        return directory
+    directory_found, passed = _newest(Path(config.load))
+    if directory_found is None and (config.exit_on_missing_checkpoint or passed):
+        why = "; ".join(passed) if passed else "it has no checkpoint"
+        raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
+    if directory_found is None:
+        log.warning("--load %s has no checkpoint: training begins at step 0", config.load)
+    return directory_found
+
+
+def _newest(save: Path) -> tuple[Path | None, list[str]]:
+    directory, passed = last_good(save)
+    reasons = [one.reason for one in passed]
+    for reason in reasons:
+        log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)
+    return directory, reasons

@@ -1,0 +1,133 @@
+"""A rank's place in the ticket stream of its group, and one run of the pipeline along it.
+
+The words of a step are read in order, each once. What a rank does together with the others of its group follows from
+the words alone; when it does it depends on how fast they come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.member import Orders
+from spare_megatron.protocol.tickets import AHEAD, Begin, Close, Pause, Ticket, Word
+
+
+class LeaveError(Exception):
+    """The job is over for this rank: fenced or stopped; ``orders`` says which and why."""
+
+    def __init__(self, orders: Orders) -> None:
+        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
+        self.orders = orders
+
+
+class TicketReader:
+    """Reads the ticket stream. It belongs to the training thread."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._at = (0, -1)
+        self._found = False
+        self._next = 0
+
+    def begin(self, step: int, offer: int = -1) -> None:
+        """Read the words of ``step`` from now on; of a joiner those that follow from its offer, -1 for any."""
+        self._at, self._found = (step, offer), False
+
+    def next(self, orders: Orders) -> Word | None:
+        """The next word of the step, which stays the next one; None where it has not come."""
+        while (word := orders.stream.at(self._next)) is not None:
+            if self._found:
+                return word
+            step, offer = self._at
+            self._found = isinstance(word, Begin) and word.step == step and offer in (-1, word.offer)
+            self.move()
+        return None
+
+    def move(self) -> None:
+        """The next word is read; reports a ticket behind which few words are known."""
+        stream, number = self.session.orders.stream, self._next
+        self._next += 1
+        few = stream.end - self._next <= self.session.tickets_low
+        if self._found and few and isinstance(stream.at(number), Ticket):
+            self.session.begun(number)
+        self.session.read_tickets(self._next)
+
+    def closes(self, orders: Orders) -> list[int]:
+        """The epochs for which the stream is closed at the next word, without a ticket in between."""
+        number, epochs = self._next, list[int]()
+        while isinstance(word := orders.stream.at(number), Close):
+            epochs.append(word.epoch)
+            number += 1
+        return epochs
+
+    def wait(self) -> Word:
+        """The next word of the step, as soon as it has come. Raises LeaveError where the job is over before."""
+        orders = self.session.orders
+        while (word := self.next(orders)) is None:
+            if orders.over:
+                raise LeaveError(orders)
+            orders = self.session.wait(orders.version)
+        return word
+
+    def ahead(self) -> list[Ticket]:
+        """The next tickets of this run that are known and not read. Never waits."""
+        stream, number, known = self.session.orders.stream, self._next, list[Ticket]()
+        while len(known) < AHEAD and isinstance(word := stream.at(number), Ticket):
+            known.append(word)
+            number += 1
+        return known
+
+
+class TicketRun:
+    """The tickets up to the next pause, as an iterator that waits for each; none where no ticket is next."""
+
+    def __init__(self, reader: TicketReader, at_end: Callable[[], None]) -> None:
+        """``at_end`` is called once, when the end is read and before the iterator says so."""
+        self._reader, self._at_end = reader, at_end
+        self._ended = False
+        self.audits: list[int] = []
+        """The audited pieces that were taken."""
+        self._pieces: list[Ticket] = []
+
+    def __iter__(self) -> TicketRun:
+        return self
+
+    def __next__(self) -> Ticket:
+        word = None if self._ended else self._reader.wait()
+        if isinstance(word, Ticket | Pause):
+            self._reader.move()
+        if isinstance(word, Ticket):
+            if word.audited:
+                self.audits.append(word.piece)
+            else:
+                self._pieces.append(word)
+            return word
+        if not self._ended:
+            self._ended = True
+            self._at_end()
+        raise StopIteration
+
+    def ahead(self) -> Sequence[Ticket]:
+        """The next tickets, as far as they are known."""
+        return () if self._ended else self._reader.ahead()
+
+    @property
+    def ended(self) -> bool:
+        """Whether all tickets were taken."""
+        return self._ended
+
+    @property
+    def pieces(self) -> list[int]:
+        """The summed pieces that were taken."""
+        return [ticket.piece for ticket in self._pieces]
+
+    @property
+    def joined(self) -> int:
+        """How many of the taken pieces came from patches that joined this run while it was under way."""
+        return sum(ticket.segment > self._pieces[0].segment for ticket in self._pieces)
+
+    def place(self, n: int) -> tuple[int, int]:
+        """The segment of the ``n``-th summed piece of this run, and its number among those of this segment here."""
+        segment = self._pieces[n].segment
+        return segment, n - next(k for k, ticket in enumerate(self._pieces) if ticket.segment == segment)

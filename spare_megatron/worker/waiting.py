@@ -1,0 +1,54 @@
+"""How a process that spare-launch has started ahead of a loss waits for its place in the job.
+
+spare-launch writes the place as one file, which is there as a whole or not at all, and has a name that no other process
+or standby waits for. Waiting costs one look at a directory each POLL_S, and ends with the launcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from spare_megatron.config.place import PLACE_FILE, Place, number, standby_name
+from spare_megatron.control_plane.control_thread import leave_at_once
+from spare_megatron.control_plane.launcher_watch import LauncherWatch
+from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.run_directory import glance, waits_file
+from spare_megatron.runtime.stop_signals import ignore_stop_signals
+
+log = logging.getLogger(__name__)
+POLL_S = 0.05
+
+
+def wait_for_place(environ: MutableMapping[str, str]) -> None:
+    """Wait, for hours if need be, until the file that ``environ`` names is there, and add what it has to ``environ``.
+    The process ends where its launcher has ended."""
+    ignore_stop_signals()  # they mean the job, which this process is no part of
+    path = environ.pop(PLACE_FILE)
+    launcher = LauncherWatch(number(environ, "SPARE_LAUNCHER_PID") or 0)
+    mark = waits_file(Path(path), os.getpid())
+    patiently(mark.touch)
+    log.info("%s waits for a place", standby_name(path))
+    while (place := glance(Path(path))) is None:
+        if launcher.is_gone():
+            leave_at_once("the launcher is gone")
+        time.sleep(POLL_S)
+    environ.update(place["environ"])
+
+
+class PlaceFormatter(logging.Formatter):
+    """Log lines with the rank's place."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(f"%(asctime)s {place.home} rank {place.position} %(levelname)s %(message)s")
+
+
+def log_as(place: Place) -> None:
+    """Let the lines of this process's log begin with ``place`` from now on; a log that the user's script has set up
+    stays as it is."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler.formatter, PlaceFormatter):
+            handler.setFormatter(PlaceFormatter(place))

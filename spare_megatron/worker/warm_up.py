@@ -1,0 +1,24 @@
+"""Computes a piece for nothing, in a process that will take over the state of others."""
+
+from __future__ import annotations
+
+from spare_megatron.collectives.converting import results_of
+from spare_megatron.protocol.tickets import KnownTickets, Ticket
+from spare_megatron.worker.engine import StepEngine
+
+
+def warm_up(engine: StepEngine, step: int, piece: int) -> None:
+    """Compute ``piece`` of ``step`` and its sum in the group: what a process does only once (imports, compiling,
+    allocating) would else be done when others wait for it. The state that comes replaces what this leaves. Collective
+    in the group."""
+    engine.begin_step(step)
+    engine.run(step, KnownTickets([Ticket(piece)]))
+    engine.local_sum()
+
+
+def warm_update(engine: StepEngine, step: int, piece: int) -> None:
+    """The same, and an update of the weights with the piece's gradient: the first update imports and allocates too.
+    Collective in the group."""
+    warm_up(engine, step, piece)
+    results = results_of(engine.conversion(), engine.local_sum())
+    engine.apply(step, results, engine.scalars())

@@ -26,7 +26,7 @@ EXCEPTIONS = {
         *("commit_tensor", "multi_set", "compare_set", "delete_key", "num_keys", "has_extended_api"),
     ),
     "read by torch": ("_timeout", "blocking", "is_high_priority_stream", "reduceOp", "barrier_with_L1_time"),
-    "called by io, grpc and aiohttp": ("writable", "intercept_service", "_server"),
+    "called by io, grpc and aiohttp": ("writable", "intercept_service"),
     "read by numpy and tempfile": ("writeable", "tempdir"),
     "read by compiled code, or an outcome of it": ("other_type", "source_type", "NO_POLL", "SHORTAGE", "UNEVEN"),
     "read by a template": ("HEIGHT",),

@@ -31,7 +31,7 @@ from spare_megatron.runtime.failpoints import (
 )
 from spare_megatron.runtime.run_directory import read_json, write_json
 
-PACKAGE = Path(failpoints.__file__).parent
+PACKAGE = Path(failpoints.__file__).parents[1]
 STREAMS = {"order": [pb.Order], "report": [pb.GroupReport, pb.RankReport]}
 
 

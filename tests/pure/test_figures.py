@@ -98,7 +98,6 @@ def test_the_results_name_the_machine_that_the_pages_name() -> None:
 EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
     "settings, as the code has them": (
         ("docs/checkpoints.md", "GLM 4.5"),
-        ("docs/simulator.md", "(`--node-share` of all, 0.7;"),
         ("docs/design.md", "30 minutes by default"),
         ("docs/design.md", "gathers losses for 3 ms"),
         ("docs/design.md", "256 times"),

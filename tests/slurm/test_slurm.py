@@ -154,6 +154,8 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
     job.until("group 2 is back", lambda: live(job) == {"0": 1, "1": 0, "2": 1}, timeout_s=200)
     assert [node_of(job.ranks()[task]) for task in (4, 5)] == ["n5", "n7"]
     job.until_step(job.metrics[-1]["step"] + 3)
+    # before that, it would be tried as a spare node
+    job.until("Slurm takes n6 for dead", lambda: cluster.state("n6").startswith("down"))
     cluster.kill_node("n4")
     cluster.kill_node("n7")
     job.until("group 1 is back", lambda: live(job) == {"0": 1, "1": 1}, timeout_s=200)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -165,7 +166,8 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
     output = job.output.read_text()
     assert "1 spare node (n7): it can take the place of a lost node" in output
     assert "group 2 moves from n6 to the spare node n7" in output
-    assert "group 1 moves from n4 to n5 of group 2, which waits for nodes too" in output
+    # from n6 or n7 where it has tried those, before Slurm took them for dead
+    assert re.search(r"group 1 moves from n[467] to n5 of group 2, which waits for nodes too", output)
     check_voted(job.run_dir.journal, groups=3, size=2)
 
 

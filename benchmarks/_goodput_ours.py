@@ -18,6 +18,7 @@ from benchmarks._goodput_model import BATCH, FLAGS, GROUPS, environment
 from benchmarks._goodput_system import System
 from spare_megatron.cli.followed_file import FollowedFile
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.launch.preloaded_ranks import LISTENING
 from tests.process.harness import RESTARTS, Job, launch
 
 OWN = ("--spare-redundancy", str(GROUPS), "--save-interval", "auto")
@@ -44,7 +45,7 @@ class Ours(System):
     def start(self) -> None:
         words = (*FLAGS, *OWN, "--save", str(self.folder / "save"), RESTARTS, "100000")
         words += ("--spare-group-restart-pause-s", "0")
-        environ = environment(self.scratch)
+        environ = {**environment(self.scratch), LISTENING: ""}  # with a parent of its own, as users' jobs have it
         self._job = launch(
             self.folder / "run", *words, groups=GROUPS, group_size=None, script="pretrain_gpt.py", environ=environ
         )
@@ -63,7 +64,8 @@ class Ours(System):
         struck = 0
         for pid in self._job.pids(group):
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                if psutil.Process(pid).ppid() == self._job.process.pid:
+                # not a process that has the number since; ranks are forked by the job's parent of preloaded ones
+                if any(one.pid == os.getpid() for one in psutil.Process(pid).parents()):
                     os.kill(pid, signal.SIGKILL)
                     struck += 1
         return struck

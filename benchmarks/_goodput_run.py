@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import resource
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,24 +23,26 @@ Span = tuple[float, float]
 
 
 class OthersLoad:
-    """How busy processes that are none of this benchmark's kept the machine. The benchmark's own count when they have
-    ended and were waited for."""
+    """How busy processes kept the machine that do not descend from this one. Those that end before the share is asked
+    for are not counted; what forked ranks have used reaches no parent's account, so nothing can be subtracted."""
 
     def __init__(self) -> None:
-        self._began_s, self._busy_s, self._own_s = self._now()
+        self._began_s, self._before = time.monotonic(), self._used_s()
 
     def share(self) -> float:
         """Of all cores, since this was made."""
-        now_s, busy_s, own_s = self._now()
-        others_s = (busy_s - self._busy_s) - (own_s - self._own_s)
-        return max(0.0, others_s) / (now_s - self._began_s) / psutil.cpu_count()
+        used_s = sum(cpu_s - self._before.get(process, 0.0) for process, cpu_s in self._used_s().items())
+        return used_s / (time.monotonic() - self._began_s) / psutil.cpu_count()
 
-    def _now(self) -> tuple[float, float, float]:
-        """(time, CPU seconds of the machine, those of this process and its children)."""
-        whole = psutil.cpu_times()
-        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-        own_s = sum(one.ru_utime + one.ru_stime for one in used)
-        return time.monotonic(), sum(whole) - whole.idle - whole.iowait - whole.guest - whole.guest_nice, own_s
+    def _used_s(self) -> dict[psutil.Process, float]:
+        """Each other process -> its CPU seconds so far. A psutil.Process is a number and a start time."""
+        own = {psutil.Process(), *psutil.Process().children(recursive=True)}
+        used = {}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if process not in own:
+                    used[process] = sum(process.cpu_times()[:2])
+        return used
 
 
 @dataclass

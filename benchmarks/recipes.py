@@ -4,7 +4,7 @@
 
 A file has one word of a command line on each line (tests/data/recipes has 49, with where they are from). Flags that
 neither Megatron-LM nor this framework has, because they are those of a fork, are taken out first with their values, and
-counted.
+counted; so are flags with a value that Megatron-LM's parser refuses and a fork has, such as a tokenizer of its own.
 """
 
 from __future__ import annotations
@@ -49,16 +49,21 @@ def main() -> None:
 
 
 def of_mainline(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words without the flags that neither Megatron-LM nor this framework has, and these flags."""
-    known = {name for row in megatron_table().values() for name in row["names"]}
-    known |= {name for spec in own_specs() for name in spec.names}
+    """The words without the flags, or values of a choice, that neither Megatron-LM nor this framework has, and these
+    flags."""
+    known: dict[str, list[str] | None] = {
+        name: row.get("choices") for row in megatron_table().values() for name in row["names"]
+    }
+    known = {name: None for spec in own_specs() for name in spec.names} | known
     kept: list[str] = []
     forks: list[str] = []
     into: list[str] = kept
-    for word in words:
+    for word, after in zip(words, [*words[1:], ""], strict=True):
         if word.startswith("--"):
-            name = word.partition("=")[0]
-            into = kept if name in known else []
+            name, equals, value = word.partition("=")
+            choices = known.get(name)
+            there = name in known and (choices is None or (value if equals else after) in map(str, choices))
+            into = kept if there else []
             forks += [] if into is kept else [name]
         into.append(word)
     return kept, forks

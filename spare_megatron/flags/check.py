@@ -16,6 +16,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags import core_versions, hybrid_pattern
+from spare_megatron.flags.data_flags import names_no_data
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
 from spare_megatron.flags.supported import all_specs
@@ -181,6 +182,8 @@ def data_paths(ns: Namespace) -> list[Path]:
     """The data files that flags name, or the file that is to name them where it is not here."""
     from spare_megatron.flags.blends import blends
 
+    if names_no_data(ns):
+        return []
     if ns.per_split_data_args_path is not None and not Path(ns.per_split_data_args_path).exists():
         return [Path(ns.per_split_data_args_path)]
     blend, per_split = blends(ns)
@@ -230,7 +233,9 @@ def report(ns: Namespace, shape: JobShape, redundancy: int, chosen: str = "", fo
     ]
     lines += [f"  {need.what}, for {need.why}" + ("" if need.there() else " (not here)") for need in needs(ns)]
     lines += [f"  {path}" + ("" if path.exists() else " (not here)") for path in files_named(ns)]
-    if not any(getattr(ns, name) for name in DATA_FLAGS):
+    if names_no_data(ns):
+        lines.append("  data files, for --data-path, which names none (not here)")
+    elif not any(getattr(ns, name) for name in DATA_FLAGS):
         lines.append("  data from the script's own provider, as no flag names data")
     lines += forecast
     taken = ns.spare_taken

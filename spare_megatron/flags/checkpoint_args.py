@@ -142,7 +142,8 @@ def take(ns: Namespace, saved: SavedArgs, default: bool = False) -> Taken | None
         return None
     found = _found(saved, ns.load, ns.ckpt_step)
     if found is None:
-        if ns.exit_on_missing_checkpoint:
+        elsewhere = ns.spare_check and not Path(ns.load).exists()  # the check lists what another machine has
+        if ns.exit_on_missing_checkpoint and not elsewhere:
             raise ConfigError(f"--load {ns.load}: it has no checkpoint; give a directory with a checkpoint")
         return Taken(Path(ns.load), found=False)
     taken = Taken(found[0])

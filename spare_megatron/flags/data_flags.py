@@ -23,11 +23,17 @@ def resolve_data(ns: Namespace) -> None:
     if (ns.data_path is not None or ns.data_args_path is not None) and ns.split is None:
         ns.split = "969, 30, 1"
     per_split = ns.per_split_data_args_path
-    if per_split is None or not ns.spare_check or Path(per_split).exists():
+    elsewhere = names_no_data(ns) or (per_split is not None and not Path(per_split).exists())
+    if not (ns.spare_check and elsewhere):
         blends(ns)  # refuses what is no blend before anything starts
         ns.spare_notes += tuple(left_out(ns))
     if ns.dataloader_type is None:
         ns.dataloader_type = "single"
+
+
+def names_no_data(ns: Namespace) -> bool:
+    """Whether ``--data-path`` is there without a word: a variable of the user's script was empty."""
+    return ns.data_path == []
 
 
 def resolve_names(ns: Namespace) -> None:

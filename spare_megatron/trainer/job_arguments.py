@@ -209,7 +209,7 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
         from spare_megatron.trainer.return_forecast import return_lines  # needs numpy
 
-        if all(path.exists() for path in check.data_paths(namespace)):
+        if not data_flags.names_no_data(namespace) and all(path.exists() for path in check.data_paths(namespace)):
             from spare_megatron.data.data_files import check_data
 
             check_data(namespace, None)

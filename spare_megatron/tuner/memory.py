@@ -191,8 +191,8 @@ def table() -> str:
     modes = GRADIENT_BYTES.values()
     rows = (
         ("accumulator, later the fp32 main gradient", [f"{one.accumulator:g}" for one in modes], "4"),
-        ("what waits to be added, C = 1", [f"{one.pair:g}" if one.pair else "-" for one in modes], "-"),
-        ("what waits to be added, C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
+        ("gradient that waits to be added, C = 1", [f"{one.pair:g}" if one.pair else "-" for one in modes], "-"),
+        ("fp32 sum that waits to be added, C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
         ("sum over these D, where D > 1", [f"{one.accumulator:g} / D" for one in modes], "-"),
         ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
         ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),

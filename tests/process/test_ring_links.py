@@ -80,7 +80,7 @@ def _fault(kind: str, guilty: int, groups: int, rng: random.Random) -> Fault:
 
 
 def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> float | None:
-    """One job; time from the fault to the loss of the guilty group."""
+    """One job, in which the guilty group is lost after two failed attempts at most; time from the fault to its loss."""
     seed = RUNS.index((groups, guilty, kind, moment))
     print(f"{groups} groups, {guilty} {kind}, {moment}, overlapped {overlapped}, seed {seed}")
     rng = random.Random(seed)
@@ -91,6 +91,7 @@ def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> 
         def data_of_the_guilty(way: Way) -> bool:
             return way.sender == guilty and way.kind == "D"
 
+        epoch = job.state.epoch
         after_bytes = rng.randrange(1, 1 << 20) if moment == "mid-bucket" else 0
         job.relay.strike(_fault(kind, guilty, groups, rng), data_of_the_guilty, after_bytes)
         assert job.wait_for(job.finished, PATIENCE_S), "\n".join(job.trace)
@@ -98,9 +99,8 @@ def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> 
         assert set(job.fenced) == ({guilty} if kind in MUTE else set()), "\n".join(job.trace)
         if kind not in MUTE:
             return None
-        took_s = job.fenced[guilty][0] - job.relay.struck_s
-        assert took_s < 2 * TIMEOUT_S, "\n".join(job.trace)
-        return took_s
+        assert job.state.epoch - epoch <= 2, "\n".join(job.trace)
+        return job.fenced[guilty][0] - job.relay.struck_s
     finally:
         job.close()
 
@@ -111,10 +111,12 @@ def test_the_guilty_group_is_lost_and_nobody_else(groups: int, guilty: int, kind
 
 
 @pytest.mark.full
+@pytest.mark.alone  # in the times that a loaded machine takes from a process it cannot find anybody mute
 @pytest.mark.timeout(1800)
 def test_every_position_is_guilty_in_every_way() -> None:
     took_s = [_run(*case, overlapped=number % 3 == 0) for number, case in enumerate(RUNS)]
     mute = sorted(one for one in took_s if one is not None)
+    assert mute[-1] < 2 * TIMEOUT_S, mute
     print(f"{len(took_s)} runs; fault -> loss: median {mute[len(mute) // 2]:.2f} s, most {mute[-1]:.2f} s")
 
 

@@ -20,7 +20,7 @@ def design() -> Iterator[Claim]:
     beside = audit.every("beside")
     yield Claim(
         page,
-        "for each piece computed {} to {} times",
+        "Relative to the number of computed pieces, steps are {} to {} times as long:",
         (audit.of(min(beside), "least of beside"), audit.of(max(beside), "largest of beside")),
     )
     overlap = Results("step_overlap.json")

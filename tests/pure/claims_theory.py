@@ -118,8 +118,8 @@ def _piece_size(page: str) -> Iterator[Claim]:
     alone = max(100 * (row["at_1"] / min(row[f"at_{size}"] for size in sizes) - 1) for row in rows)
     yield Claim(
         page,
-        "within {}% of the best. The default is up to {}% off, which is what its promise costs; with C = 1 it would be "
-        "up to {}%. The last",
+        "within {}% of the best. The default is up to {}% off, which is the cost of its guarantee; with C = 1 it would "
+        "be up to {}%. The last",
         (
             pieces.of(max(pieces.every("auto_off_percent")), "largest auto_off_percent"),
             pieces.of(max(pieces.every("default_off_percent")), "largest default_off_percent"),

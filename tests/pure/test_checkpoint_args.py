@@ -354,9 +354,15 @@ def test_the_check_needs_no_checkpoint_that_another_machine_has(
     assert "  --async-strategy: checkpoints are written by this framework's own writer" in said
     with pytest.raises(ConfigError, match="--num-layers is missing"):
         parse_job(words)
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(ConfigError, match="--num-layers is missing"):
+    words += ["--exit-on-missing-checkpoint"]
+    with pytest.raises(SystemExit):
         parse_job(["--spare-check", *words])
+    assert capsys.readouterr().out.startswith("nothing is wrong with the flags that are here, ")
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigError, match="elsewhere: it has no checkpoint; give a directory with a checkpoint"):
+        parse_job(["--spare-check", *words])
+    with pytest.raises(ConfigError, match="--num-layers is missing"):
+        parse_job(["--spare-check", *words[:-1]])
 
 
 def test_a_checkpoint_of_the_older_format_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/walk.md", "closed for 0.5 s is a death, or 5 s without"),
         ("docs/walk.md", "known within 3 ms"),
         ("docs/walk.md", "waits 0.2 s (`VIEW_GRACE_S`)"),
-        ("docs/when_a_gpu_dies.md", "(5 s); a rank"),
+        ("docs/when_a_gpu_dies.md", "(5 s). A rank"),
         ("docs/when_a_gpu_dies.md", "(60 s). Everything"),
     ),
     "versions of Slurm": (
@@ -190,7 +190,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/exact_reduction.md", "y + 1.5 * 2^52"),
         ("docs/exact_reduction.md", "*-0.0* counts as 0: a sum of zeros is +0.0"),
         ("docs/exact_reduction.md", "T^1.5"),
-        ("docs/holes.md", "until 0.749 of a lease after the claim, the new one serves at 0.5;"),
+        ("docs/holes.md", "until 0.749 of a lease after the claim, the new one serves from 0.5 on."),
         ("docs/holes.md", "within the 10 ms in which"),
         ("docs/when_a_gpu_dies.md", "up to 1.5 times as long"),
     ),

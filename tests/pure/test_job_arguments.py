@@ -322,6 +322,17 @@ def test_a_check_lists_what_is_missing_and_refuses_nothing_for_it(capsys: pytest
     assert "hidden_size = 64" in text
 
 
+def test_a_check_lists_data_that_an_empty_variable_of_a_script_was_to_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        job_of("--spare-check --data-path --train-iters 3", drop=("--mock-data",))
+    assert left.value.code == 0
+    assert "  data files, for --data-path, which names none (not here)\n" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="--data-path has no words; give the prefixes of data files"):
+        job_of("--data-path --train-iters 3", drop=("--mock-data",))
+
+
 def test_a_check_refuses_what_no_machine_can_run() -> None:
     with pytest.raises(ConfigError, match="needs transformer-engine's attention"):
         job_of("--spare-check --context-parallel-size 2 --transformer-impl local", launched(4))

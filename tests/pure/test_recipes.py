@@ -13,9 +13,6 @@ from spare_megatron.flags import parser
 IN_THE_WAY = {
     "--lr-decay-iters: expected one argument": ("paimoon",),
     "--enable-gpt-oss": ("gptoss",),
-    "DeepSeekV3Tokenizer": ("rocm_deepseekv3",),
-    "Llama3Tokenizer": ("swallow31",),
-    "it has no checkpoint": ("swallowmix",),
 }
 """What is refused -> the recipes that ask for it."""
 
@@ -23,7 +20,7 @@ IN_THE_WAY = {
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.args")), ids=lambda path: path.stem)
 def test_a_recipe_is_taken_or_told_all_that_is_in_its_way(path: Path) -> None:
     """Flags that only a fork has are taken out. (Its sizes are checked by benchmarks/recipes.py.)"""
-    words, _ = of_mainline(path.read_text().splitlines())
+    words = ["--spare-check", *of_mainline(path.read_text().splitlines())[0]]
     reasons = [said for said, names in IN_THE_WAY.items() if path.stem in names]
     if not reasons:
         parser.parse(words)
@@ -33,3 +30,18 @@ def test_a_recipe_is_taken_or_told_all_that_is_in_its_way(path: Path) -> None:
     for said in reasons:
         assert said in str(error.value)
     assert len(str(error.value).splitlines()) == len(reasons)
+
+
+def test_a_value_that_only_a_fork_has_is_taken_out_with_its_flag() -> None:
+    words = [
+        "--tokenizer-type",
+        "DeepSeekV3Tokenizer",
+        "--seq-length",
+        "8",
+        "--lr-decay-style=cosine",
+        "--of-a-fork",
+        "1",
+    ]
+    assert of_mainline(words) == (["--seq-length", "8", "--lr-decay-style=cosine"], ["--tokenizer-type", "--of-a-fork"])
+    with pytest.raises(ConfigError, match="--tokenizer-type: invalid choice: 'DeepSeekV3Tokenizer'"):
+        parser.parse(words[:2])

@@ -153,8 +153,14 @@ def check_experts(ns: Namespace) -> None:
         (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
         "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
     )
+    width = ns.moe_ffn_hidden_size
+    refuse(
+        width is not None and experts is None,
+        f"--moe-ffn-hidden-size {width} is only for models with experts; leave it out or give --num-experts",
+    )
     if experts is None:
         return
+    refuse(width < 1, f"--moe-ffn-hidden-size is {width}, but must be at least 1")
     refuse(
         experts % parallel,
         f"--num-experts {experts} is not divisible by --expert-model-parallel-size {parallel}; "

@@ -74,6 +74,8 @@ BAD = [
     ),
     ("--moe-router-enable-expert-bias", "does not go with --moe-router-score-function softmax; use sigmoid"),
     ("--moe-router-load-balancing-type aux_loss none", "give one coefficient for each loss"),
+    ("--moe-ffn-hidden-size 64", "--moe-ffn-hidden-size 64 is only for models with experts"),
+    ("--num-experts 2 --moe-ffn-hidden-size 0", "--moe-ffn-hidden-size is 0, but must be at least 1"),
     ("--moe-router-padding-for-fp8", "only for --fp8-format; leave it out"),
     ("--fp8-param-gather", "--fp8-param-gather is only for --fp8-format"),
     (f"--load {'a' * 300}", "--load a+ cannot be read: File name too long"),

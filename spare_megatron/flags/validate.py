@@ -56,6 +56,10 @@ def check_model(ns: Namespace) -> None:
         "--group-query-attention does not go with --multi-latent-attention; leave one of them out",
     )
     refuse(
+        ns.multi_latent_attention and ns.rotary_interleaved,
+        "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
+    )
+    refuse(
         ns.ffn_hidden_size % tensor,
         f"--ffn-hidden-size {ns.ffn_hidden_size} is not divisible by --tensor-model-parallel-size {tensor}; "
         f"use --ffn-hidden-size {nearest_multiple(ns.ffn_hidden_size, tensor)}",

@@ -157,6 +157,10 @@ def check_experts(ns: Namespace) -> None:
         (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
         "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
     )
+    refuse(
+        ns.moe_router_group_topk and ns.moe_router_num_groups is None,
+        f"--moe-router-group-topk {ns.moe_router_group_topk} needs --moe-router-num-groups, among which it chooses",
+    )
     width = ns.moe_ffn_hidden_size
     refuse(
         width is not None and experts is None,

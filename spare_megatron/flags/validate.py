@@ -157,9 +157,15 @@ def check_experts(ns: Namespace) -> None:
         (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
         "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
     )
+    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
     refuse(
-        ns.moe_router_group_topk and ns.moe_router_num_groups is None,
-        f"--moe-router-group-topk {ns.moe_router_group_topk} needs --moe-router-num-groups, among which it chooses",
+        chosen and (experts is None or not router_groups),
+        f"--moe-router-group-topk {chosen} needs --num-experts and --moe-router-num-groups, among which it chooses",
+    )
+    refuse(
+        chosen and ((experts or 0) % router_groups or chosen > router_groups),
+        f"--moe-router-num-groups {router_groups} does not divide --num-experts {experts}, or is less than "
+        f"--moe-router-group-topk {chosen}; use other numbers",
     )
     width = ns.moe_ffn_hidden_size
     refuse(

@@ -78,7 +78,11 @@ BAD = [
         "--multi-latent-attention --rotary-interleaved",
         "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
     ),
-    ("--moe-router-group-topk 1", "--moe-router-group-topk 1 needs --moe-router-num-groups"),
+    ("--moe-router-group-topk 1", "--moe-router-group-topk 1 needs --num-experts and --moe-router-num-groups"),
+    (
+        "--num-experts 4 --disable-bias-linear --moe-router-group-topk 1 --moe-router-num-groups 3",
+        "--moe-router-num-groups 3 does not divide --num-experts 4",
+    ),
     ("--moe-ffn-hidden-size 64", "--moe-ffn-hidden-size 64 is only for models with experts"),
     ("--num-experts 2 --moe-ffn-hidden-size 0", "--moe-ffn-hidden-size is 0, but must be at least 1"),
     ("--moe-router-padding-for-fp8", "only for --fp8-format; leave it out"),

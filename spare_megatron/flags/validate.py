@@ -56,6 +56,10 @@ def check_model(ns: Namespace) -> None:
         "--group-query-attention does not go with --multi-latent-attention; leave one of them out",
     )
     refuse(
+        ns.multi_latent_attention and ns.rotary_interleaved,
+        "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
+    )
+    refuse(
         ns.ffn_hidden_size % tensor,
         f"--ffn-hidden-size {ns.ffn_hidden_size} is not divisible by --tensor-model-parallel-size {tensor}; "
         f"use --ffn-hidden-size {nearest_multiple(ns.ffn_hidden_size, tensor)}",
@@ -163,6 +167,16 @@ def check_experts(ns: Namespace) -> None:
     refuse(
         (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
         "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
+    )
+    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
+    refuse(
+        chosen and (experts is None or not router_groups),
+        f"--moe-router-group-topk {chosen} needs --num-experts and --moe-router-num-groups, among which it chooses",
+    )
+    refuse(
+        chosen and ((experts or 0) % router_groups or chosen > router_groups),
+        f"--moe-router-num-groups {router_groups} does not divide --num-experts {experts}, or is less than "
+        f"--moe-router-group-topk {chosen}; use other numbers",
     )
     width = ns.moe_ffn_hidden_size
     refuse(

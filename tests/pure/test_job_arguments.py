@@ -78,6 +78,15 @@ BAD = [
     ),
     ("--moe-router-enable-expert-bias", "does not go with --moe-router-score-function softmax; use sigmoid"),
     ("--moe-router-load-balancing-type aux_loss none", "give one coefficient for each loss"),
+    (
+        "--multi-latent-attention --rotary-interleaved",
+        "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
+    ),
+    ("--moe-router-group-topk 1", "--moe-router-group-topk 1 needs --num-experts and --moe-router-num-groups"),
+    (
+        "--num-experts 4 --disable-bias-linear --moe-router-group-topk 1 --moe-router-num-groups 3",
+        "--moe-router-num-groups 3 does not divide --num-experts 4",
+    ),
     ("--moe-ffn-hidden-size 64", "--moe-ffn-hidden-size 64 is only for models with experts"),
     ("--num-experts 2 --moe-ffn-hidden-size 0", "--moe-ffn-hidden-size is 0, but must be at least 1"),
     ("--moe-router-padding-for-fp8", "only for --fp8-format; leave it out"),

@@ -40,7 +40,7 @@ class PinnedBlocks:
         return room.view(dtype).view(tuple(size))
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """The part of :class:`torch.cuda.Event` that is used."""
 
     def record(self) -> None: ...
@@ -66,11 +66,13 @@ def copy_to_host(sources: Iterable[torch.Tensor], destination: torch.Tensor) -> 
 
 
 def copy_by_ring(
-    copies: Iterable[tuple[torch.Tensor, torch.Tensor]], ring: Sequence[torch.Tensor], new_event: Callable[[], Event]
+    copies: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    ring: Sequence[torch.Tensor],
+    new_event: Callable[[], DeviceEvent],
 ) -> None:
     """Make ``copies``, pairs of a source and its destination, through the tensors of ``ring``, which are of one size:
     while one goes on into its destination, the next one is filled."""
-    filled: list[tuple[Event, torch.Tensor, torch.Tensor]] = []
+    filled: list[tuple[DeviceEvent, torch.Tensor, torch.Tensor]] = []
 
     def empty_oldest() -> None:
         event, memory, place = filled.pop(0)

@@ -191,7 +191,7 @@ def test_without_a_compiler_the_build_says_so_and_ends_well(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "kernels._native was not built" in done.stderr
-    assert "controller._chains was not built" in done.stderr
+    assert "protocol._chains was not built" in done.stderr
     assert "collectives._ring was not built" in done.stderr
     assert "Install a C++ compiler, or set CXX" in done.stderr
     assert not list(tmp_path.glob("**/*.so"))

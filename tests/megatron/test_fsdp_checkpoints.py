@@ -85,7 +85,7 @@ def test_a_job_says_what_converts_them(tmp_path: Path) -> None:
     assert "--no-strict-fsdp-dtensor-load: a checkpoint of --ckpt-format fsdp_dtensor is converted before" in notes
     good, [damage] = folder.last_good(own)
     assert good is None
-    command = f"convert.py --model-type GPT --loader core --saver core --load-dir {own} --save-dir {own}-torch_dist"
+    command = f"spare-convert --model-type GPT --loader core --saver core --load-dir {own} --save-dir {own}-torch_dist"
     assert command in damage.reason
     with pytest.raises(ConfigError, match=re.escape(command)):
         parse_job([*words.split(), "--vocab-size", "10", "--load", str(own), "--use-checkpoint-args"])

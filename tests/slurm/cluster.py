@@ -190,17 +190,6 @@ class Cluster:
 
         self._until("all nodes are idle", idle, seen)
 
-    def clear(self) -> None:
-        """End all jobs at once, with their slurmstepd and with what those would have ended in their own time. Nodes
-        that a test has paused go on."""
-        for daemon in self._daemons.values():
-            daemon.send_signal(signal.SIGCONT)
-        for job in self.jobs():
-            self.call("scancel", job)
-        left = self._processes(lambda environ: self._is_ours(environ) and "SLURM_JOB_ID" in environ)
-        for process in [*left, *self._step_daemons()]:
-            _signal(process, signal.SIGKILL)
-
     def state(self, node: str) -> str:
         """Of a node, as sinfo says it."""
         return self.call("sinfo", "--noheader", f"--nodes={node}", "--format=%T").split()[0]

@@ -1,4 +1,5 @@
-"""One cluster of seven virtual nodes for all tests of this package; a test gets it with every node up and no job."""
+"""Each test of this package has a cluster of virtual nodes of its own, which starts in a third of a second: after a
+test that kills nodes Slurm can take a minute until a node is idle again."""
 
 from __future__ import annotations
 
@@ -13,19 +14,12 @@ from tests.slurm.cluster import Cluster, missing
 NODES = 7
 
 
-@pytest.fixture(scope="session")
-def daemons() -> Iterator[Cluster]:
-    """The cluster; its sockets need a short path."""
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A cluster whose nodes are all idle. Its sockets need a short path."""
     why = missing()
     if why:
         pytest.skip(why)
     with tempfile.TemporaryDirectory(prefix="spare-slurm-") as folder, Cluster(Path(folder) / "c", NODES) as cluster:
+        cluster.until_idle()
         yield cluster
-
-
-@pytest.fixture
-def cluster(daemons: Cluster) -> Iterator[Cluster]:
-    """Every node is idle before the test, and nothing is queued after it."""
-    daemons.until_idle()
-    yield daemons
-    daemons.clear()

@@ -64,9 +64,9 @@ QKV_AS_ONE = Rule(
 """GPT-2 stores query, key and value one after the other in one tensor (``t`` leaves a bias, with its one axis, as it
 is)."""
 
-Table = dict[str, tuple[Rule, tuple[str, ...]]]
+TensorTable = dict[str, tuple[Rule, tuple[str, ...]]]
 """Name of a tensor inside megatron-core's layer -> its rule, and the names inside transformers' layer."""
-_LLAMA: Table = {
+_LLAMA: TensorTable = {
     "self_attention.linear_qkv.layer_norm_weight": (PLAIN, ("input_layernorm.weight",)),
     "self_attention.linear_qkv.weight": (QKV, tuple(f"self_attn.{one}_proj.weight" for one in "qkv")),
     "self_attention.linear_qkv.bias": (QKV, tuple(f"self_attn.{one}_proj.bias" for one in "qkv")),
@@ -78,7 +78,7 @@ _LLAMA: Table = {
     "mlp.linear_fc1.weight": (GATED, ("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     "mlp.linear_fc2.weight": (PLAIN, ("mlp.down_proj.weight",)),
 }
-_MIXTRAL: Table = {
+_MIXTRAL: TensorTable = {
     "mlp.router.weight": (PLAIN, ("block_sparse_moe.gate.weight",)),
     "mlp.experts.N.linear_fc1.weight": (
         GATED,
@@ -86,7 +86,7 @@ _MIXTRAL: Table = {
     ),
     "mlp.experts.N.linear_fc2.weight": (PLAIN, ("block_sparse_moe.experts.N.w2.weight",)),
 }
-_EXPERTS: Table = {
+_EXPERTS: TensorTable = {
     "mlp.router.weight": (PLAIN, ("mlp.gate.weight",)),
     "mlp.router.expert_bias": (PLAIN, ("mlp.gate.e_score_correction_bias",)),
     "mlp.experts.N.linear_fc1.weight": (GATED, ("mlp.experts.N.gate_proj.weight", "mlp.experts.N.up_proj.weight")),
@@ -97,13 +97,13 @@ _EXPERTS: Table = {
     ),
     "mlp.shared_experts.linear_fc2.weight": (PLAIN, ("mlp.shared_experts.down_proj.weight",)),
 }
-_PREDICTORS: Table = {
+_PREDICTORS: TensorTable = {
     "enorm.weight": (PLAIN, ("enorm.weight",)),
     "hnorm.weight": (PLAIN, ("hnorm.weight",)),
     "eh_proj.weight": (PLAIN, ("eh_proj.weight",)),
     "final_layernorm.weight": (PLAIN, ("shared_head.norm.weight",)),
 }
-_GPT_OSS: Table = {
+_GPT_OSS: TensorTable = {
     "self_attention.core_attention.softmax_offset": (PLAIN, ("self_attn.sinks",)),
     "self_attention.linear_proj.bias": (PLAIN, ("self_attn.o_proj.bias",)),
     "mlp.router.weight": (PLAIN, ("mlp.router.weight",)),
@@ -113,7 +113,7 @@ _GPT_OSS: Table = {
     "mlp.experts.N.linear_fc2.weight": (TURNED_STACK, ("mlp.experts.down_proj",)),
     "mlp.experts.N.linear_fc2.bias": (STACK, ("mlp.experts.down_proj_bias",)),
 }
-_LATENTS: Table = {
+_LATENTS: TensorTable = {
     "input_layernorm.weight": (PLAIN, ("input_layernorm.weight",)),
     "self_attention.linear_q_proj.weight": (PLAIN, ("self_attn.q_proj.weight",)),
     "self_attention.linear_q_down_proj.weight": (PLAIN, ("self_attn.q_a_proj.weight",)),
@@ -123,7 +123,7 @@ _LATENTS: Table = {
     "self_attention.linear_kv_up_proj.layer_norm_weight": (PLAIN, ("self_attn.kv_a_layernorm.weight",)),
     "self_attention.linear_kv_up_proj.weight": (PLAIN, ("self_attn.kv_b_proj.weight",)),
 }
-_GPT2: Table = {
+_GPT2: TensorTable = {
     "self_attention.linear_qkv.layer_norm_weight": (PLAIN, ("ln_1.weight",)),
     "self_attention.linear_qkv.layer_norm_bias": (PLAIN, ("ln_1.bias",)),
     "self_attention.linear_qkv.weight": (QKV_AS_ONE, ("attn.c_attn.weight",)),
@@ -149,7 +149,7 @@ _GPT2_REST = {
     "decoder.final_layernorm.bias": "transformer.ln_f.bias",
     "output_layer.weight": "lm_head.weight",
 }
-TABLES: dict[str, Table] = {
+TABLES: dict[str, TensorTable] = {
     "gpt2": _GPT2,
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
     "mixtral": _LLAMA | _MIXTRAL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX
+from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX, Visitors
 from tests.process.page_process import PageProcess
 from tests.pure.told_job import ToldJob
 from tests.pure.written_job import Written
@@ -106,6 +107,26 @@ def test_without_descriptors_it_says_so_once(run_dir: Path, token_file: Path) ->
         time.sleep(3)
     said = ended(page)
     assert re.fullmatch(r"spare-page: connections cannot be accepted now: Too many open files; .*\(said once\)\n", said)
+
+
+def test_a_server_that_is_closed_during_a_shortage_ends_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    """asyncio tries to accept again a second after it had no descriptor, and the socket may be closed by then."""
+    said: list[str] = []
+
+    async def closed_meanwhile() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(Visitors(said.append).loop_failed)
+        listener = socket.create_server(("127.0.0.1", 0))
+        listener.close()
+        loop.call_soon(loop._start_serving, asyncio.Protocol, listener)  # type: ignore[attr-defined]
+        loop.call_soon(int, "no number")
+        await asyncio.sleep(0.05)
+
+    asyncio.run(closed_meanwhile())
+    assert said == []
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
+    assert "no number" in caplog.text
+    assert "file descriptor" not in caplog.text
 
 
 def test_connections_that_were_let_in_are_bounded(run_dir: Path, token_file: Path) -> None:

@@ -79,7 +79,8 @@ class Visitors:
         error = context.get("exception")
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
             self.once(f"connections cannot be accepted now: {error.strerror}; raise ulimit -n, or close some")
-        else:
+        elif not (isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle"))):
+            # asyncio accepts again a second after such a shortage, even if the server was closed meanwhile
             loop.default_exception_handler(context)
 
 

@@ -82,6 +82,12 @@ BAD = [
         "--multi-latent-attention --rotary-interleaved",
         "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
     ),
+    ("--moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor"),
+    (
+        "--num-experts 4 --disable-bias-linear --moe-expert-capacity-factor 1.0 "
+        "--moe-router-load-balancing-type sinkhorn",
+        "--moe-expert-capacity-factor 1.0 is not for --moe-router-load-balancing-type sinkhorn",
+    ),
     ("--moe-router-group-topk 1", "--moe-router-group-topk 1 needs --num-experts and --moe-router-num-groups"),
     (
         "--num-experts 4 --disable-bias-linear --moe-router-group-topk 1 --moe-router-num-groups 3",

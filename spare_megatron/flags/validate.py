@@ -168,19 +168,19 @@ def check_experts(ns: Namespace) -> None:
         (ns.moe_router_padding_for_fp8 or ns.moe_router_padding_for_quantization) and ns.fp8 is None,
         "--moe-router-padding-for-quantization is only for --fp8-format; leave it out",
     )
-    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
     refuse(
         ns.moe_pad_expert_input_to_capacity and ns.moe_expert_capacity_factor is None,
         "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor, from which the capacity follows",
     )
-    balancing = [ns.moe_router_load_balancing_type or "aux_loss"]
-    balancing = balancing[0] if isinstance(balancing[0], list) else balancing
+    losses = ns.moe_router_load_balancing_type
+    balancing = losses if isinstance(losses, list) else [losses]
     refuse(
         ns.moe_expert_capacity_factor is not None
         and not set(balancing) <= {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"},
         f"--moe-expert-capacity-factor {ns.moe_expert_capacity_factor} is not for --moe-router-load-balancing-type "
         f"{' '.join(balancing)}; use aux_loss, seq_aux_loss or none",
     )
+    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
     refuse(
         chosen and (experts is None or not router_groups),
         f"--moe-router-group-topk {chosen} needs --num-experts and --moe-router-num-groups, among which it chooses",

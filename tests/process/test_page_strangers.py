@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import re
 import resource
@@ -15,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from spare_megatron.monitor.page.listener import ACCEPT_AGAIN_S, Listener
+from spare_megatron.monitor.page.page_server import PageServer, opened
 from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX, Visitors
 from tests.process.page_process import PageProcess
 from tests.pure.told_job import ToldJob
@@ -109,24 +112,51 @@ def test_without_descriptors_it_says_so_once(run_dir: Path, token_file: Path) ->
     assert re.fullmatch(r"spare-page: connections cannot be accepted now: Too many open files; .*\(said once\)\n", said)
 
 
-def test_a_server_that_is_closed_during_a_shortage_ends_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    """asyncio tries to accept again a second after it had no descriptor, and the socket may be closed by then."""
+@pytest.mark.filterwarnings("error")
+def test_a_listener_that_is_stopped_during_a_shortage_does_not_accept_again() -> None:
     said: list[str] = []
 
+    async def stopped_meanwhile() -> list[dict[str, object]]:
+        loop, wrong = asyncio.get_running_loop(), []
+        loop.set_exception_handler(lambda _, context: wrong.append(context))
+        listener = Listener(Visitors(said.append), asyncio.Protocol)
+        port = await listener.start("127.0.0.1", 0)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+            try:
+                await asyncio.sleep(0.1)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await listener.stop()
+        await asyncio.sleep(ACCEPT_AGAIN_S + 0.1)
+        return wrong
+
+    assert asyncio.run(stopped_meanwhile()) == []
+    assert len(said) == 1
+    assert said[0].startswith("connections cannot be accepted now: Too many open files")
+
+
+@pytest.mark.parametrize("passes", range(6))
+@pytest.mark.filterwarnings("error")
+def test_connections_that_come_as_the_server_ends_are_closed(passes: int, recwarn: pytest.WarningsRecorder) -> None:
+    """A connection is accepted in several passes of the event loop, and the server may be closed between any two."""
+    made: list[socket.socket] = []
+
     async def closed_meanwhile() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(Visitors(said.append).loop_failed)
-        listener = socket.create_server(("127.0.0.1", 0))
-        listener.close()
-        loop.call_soon(loop._start_serving, asyncio.Protocol, listener)  # type: ignore[attr-defined]
-        loop.call_soon(int, "no number")
-        await asyncio.sleep(0.05)
+        runner, port = await opened(PageServer([], ""), "127.0.0.1", 0)
+        made.extend(socket.create_connection(("127.0.0.1", port), timeout=5) for _ in range(20))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        await runner.cleanup()
 
     asyncio.run(closed_meanwhile())
-    assert said == []
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ValueError]
-    assert "no number" in caplog.text
-    assert "file descriptor" not in caplog.text
+    gc.collect()
+    assert [str(one.message) for one in recwarn] == []
+    for one in made:
+        with contextlib.suppress(ConnectionResetError):
+            assert one.recv(1) == b""
+        one.close()
 
 
 def test_connections_that_were_let_in_are_bounded(run_dir: Path, token_file: Path) -> None:

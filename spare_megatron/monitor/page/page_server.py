@@ -27,9 +27,10 @@ from spare_megatron.monitor.page.event_streams import STREAMS_MAX, EventStream, 
 from spare_megatron.monitor.page.exposition import exposition
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.page.frame import Frame
+from spare_megatron.monitor.page.listener import Listener
 from spare_megatron.monitor.page.log_files import end_of, group_logs, job_logs
 from spare_megatron.monitor.page.page_door import HEADERS, closing, door
-from spare_megatron.monitor.page.visitors import BoundedSite, Visitors
+from spare_megatron.monitor.page.visitors import Visitors
 from spare_megatron.runtime.descriptors import raise_descriptor_limit
 from spare_megatron.runtime.disk import words
 from spare_megatron.runtime.run_directory import glance
@@ -81,7 +82,9 @@ class PageServer:
                 web.get(r"/runs/{run:\d{1,4}}/logs", self._log),
             ]
         )
+        self.listener: Listener | None = None
         self.app.on_shutdown.append(self._end_streams)
+        self.app.on_cleanup.append(self._close_connections)
 
     def _whole(self) -> list[str]:
         first = json.dumps({"runs": [run.name for run in self._runs]})
@@ -111,7 +114,12 @@ class PageServer:
         self._streams.tell(run.show(seen))
 
     async def _end_streams(self, _: web.Application) -> None:
+        if self.listener is not None:
+            await self.listener.stop()
         self._streams.tell(None)
+
+    async def _close_connections(self, _: web.Application) -> None:
+        await self.visitors.close()
 
     async def _show(self, _: web.Request) -> web.Response:
         headers = HEADERS | {"Content-Security-Policy": self._policy}
@@ -188,9 +196,10 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
         server.app, access_log=None, shutdown_timeout=2.0, keepalive_timeout=15.0, handler_cancellation=True
     )
     await runner.setup()
-    site = BoundedSite(runner, host, port, server.visitors)
+    assert runner.server is not None
+    server.listener = Listener(server.visitors, runner.server)
     try:
-        await site.start()
+        taken = await server.listener.start(host, port)
     except OSError as error:
         await runner.cleanup()
         where = join_address(host, port)
@@ -199,7 +208,7 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
         free = next_free(host, port)
         other = f"; {join_address(host, free)} is free" if free else ""
         raise ConfigError(f"--listen {where} is in use by another process{other}") from None
-    return runner, int(runner.addresses[0][1])
+    return runner, taken
 
 
 def _say(text: str) -> None:

@@ -11,12 +11,8 @@ May assume: used on one event loop. Promises: at most CROWD_MAX + KNOWN_MAX conn
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from collections.abc import Callable
-from typing import Any
-
-from aiohttp import web
 
 STRANGERS_MAX, CROWD_MAX = 64, 512
 KNOWN_MAX = 512
@@ -67,21 +63,17 @@ class Visitors:
         self._strangers.pop(visit, None)
         self._known.pop(visit.inner, None)
 
+    async def close(self) -> None:
+        """Close every connection."""
+        for visit in (*self._strangers, *self._known.values()):
+            visit.close()
+        await asyncio.sleep(0)
+
     def once(self, text: str) -> None:
         """Say something that anybody can cause again and again, the first time."""
         if text not in self._told:
             self._told.add(text)
             self._say(f"{text} (said once)")
-
-    def loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """In the place of the event loop's traceback: a process without free descriptors gets one for each
-        connection that it cannot accept."""
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-            self.once(f"connections cannot be accepted now: {error.strerror}; raise ulimit -n, or close some")
-        elif not (isinstance(error, ValueError) and "_start_serving" in repr(context.get("handle"))):
-            # asyncio accepts again a second after such a shortage, even if the server was closed meanwhile
-            loop.default_exception_handler(context)
 
 
 class Visit(asyncio.Protocol):
@@ -131,24 +123,3 @@ class Visit(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self.inner.resume_writing()
-
-
-class BoundedSite(web.TCPSite):
-    """aiohttp's listener, whose connections are bounded."""
-
-    __slots__ = ("_visitors",)
-
-    def __init__(self, runner: web.AppRunner, host: str, port: int, visitors: Visitors) -> None:
-        super().__init__(runner, host, port)
-        self._visitors = visitors
-
-    async def start(self) -> None:
-        """Listen."""
-        await web.BaseSite.start(self)
-        server = self._runner.server
-        assert server is not None
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(self._visitors.loop_failed)
-        self._server = await loop.create_server(
-            lambda: self._visitors.protocol(server), self._host, self._port, backlog=self._backlog
-        )

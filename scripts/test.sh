@@ -2,7 +2,7 @@
 # Checks style, types and layers beside the tests; a failure of either fails. Usage:
 #   ./scripts/test.sh [--quick | --full] [pytest arguments]
 #   --quick  only the tests of pure functions, and one job that is killed and compared: two minutes
-#   --full   also runs the long test matrices, and writes benchmarks/results/full_tests.txt with the date
+#   --full   also runs the long test matrices, with other random examples each time, and writes benchmarks/results/full_tests.txt with the date
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
@@ -29,7 +29,7 @@ if [ "${1:-}" = "--quick" ]; then
 elif [ "${1:-}" = "--full" ]; then
   shift
   { date -u +%FT%TZ; git rev-parse HEAD; echo "$(nproc --all) cores; pytest $*"; } >benchmarks/results/full_tests.txt
-  python -m pytest --no-header -v "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt || code=$?
+  python -m pytest --no-header -v --hypothesis-profile random "$@" 2>&1 | tee -a benchmarks/results/full_tests.txt || code=$?
 elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@" || code=$?
 else

@@ -1,5 +1,5 @@
-"""For all tests: no test of a property has a time limit for one example, because machines may be slow or busy, and no
-job of a test that fails goes on beside the next one. What the tests of several processes need is made once."""
+"""For all tests: no test of a property has a time limit for one example, because machines may be slow or busy, and each run tries the same examples unless --hypothesis-profile random is given;
+no job of a test that fails goes on beside the next one. What the tests of several processes need is made once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-settings.register_profile("spare_megatron", deadline=None)
-settings.load_profile("spare_megatron")
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None, print_blob=True)
+settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -86,7 +86,8 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
             return look
         if group not in nodes.drained:
             places.waits(group, {node: fault.sentence for node, fault in unfit.items()})
-        whole = places.salvage(usable, nodes.drained)
+        # nor is a node spare that this look has found unfit, though the group has left it
+        whole = places.salvage(usable - unfit.keys(), nodes.drained)
         for one, changes in whole.items():
             look.moves[one] = [*look.moves.get(one, ()), *changes]
         if group not in whole:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.flags.stage_layout import stages_of
+from spare_megatron.flags.stage_layout import STAGES_MAX, stages_of
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 LETTER = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
@@ -23,6 +25,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
+@example("E*4333")
 def test_it_is_read_as_megatron_core_reads_it(text: str) -> None:
     install_cpu_shims()
     from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
@@ -31,6 +34,10 @@ def test_it_is_read_as_megatron_core_reads_it(text: str) -> None:
         cores = PipelineParallelLayerLayout.parse_str_to_list(text)
     except AssertionError:
         with pytest.raises(ConfigError, match="a stage is made of E, t, m and L"):
+            stages_of(text)
+        return
+    if any(int(times) > STAGES_MAX for times in re.findall(r"\*(\d+)", text)):
+        with pytest.raises(ConfigError, match=f"the most is {STAGES_MAX}"):
             stages_of(text)
         return
     assert stages_of(text) == ["".join(LETTER[layer.name] for layer in stage) for stage in cores]

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spare_megatron.monitor.page.listener import ACCEPT_AGAIN_S, Listener
+from spare_megatron.monitor.page.listener import ACCEPT_AGAIN_S, PageListener
 from spare_megatron.monitor.page.page_server import PageServer, opened
 from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX, Visitors
 from tests.process.page_process import PageProcess
@@ -119,7 +119,7 @@ def test_a_listener_that_is_stopped_during_a_shortage_does_not_accept_again() ->
     async def stopped_meanwhile() -> list[dict[str, object]]:
         loop, wrong = asyncio.get_running_loop(), []
         loop.set_exception_handler(lambda _, context: wrong.append(context))
-        listener = Listener(Visitors(said.append), asyncio.Protocol)
+        listener = PageListener(Visitors(said.append), asyncio.Protocol)
         port = await listener.start("127.0.0.1", 0)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.create_connection(("127.0.0.1", port), timeout=5):

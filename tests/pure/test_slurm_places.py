@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spare_megatron.cli.slurm import spare_nodes
@@ -247,6 +247,14 @@ class Nodes:
     events=st.lists(
         st.tuples(st.sampled_from(["breaks", "breaks", "repaired", "look"]), st.integers(0, 27)), max_size=40
     ),
+)
+@example(
+    groups=2,
+    size=2,
+    spares=2,
+    racks=0,
+    seed=random.Random(0),
+    events=[*(("breaks", node) for node in range(5)), ("look", 1), ("repaired", 2)],
 )
 def test_after_any_losses_and_repairs_as_many_groups_are_whole_as_nodes_allow(
     groups: int, size: int, spares: int, racks: int, seed: random.Random, events: list[tuple[str, int]]

@@ -23,7 +23,7 @@ ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 """What binding to an address fails with that this machine has not, such as IPv6's of "localhost"."""
 
 
-class Listener:
+class PageListener:
     """The listening sockets of one server."""
 
     def __init__(self, visitors: Visitors, server: Callable[[], asyncio.Protocol]) -> None:

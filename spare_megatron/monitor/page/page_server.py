@@ -27,7 +27,7 @@ from spare_megatron.monitor.page.event_streams import STREAMS_MAX, EventStream, 
 from spare_megatron.monitor.page.exposition import exposition
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.page.frame import Frame
-from spare_megatron.monitor.page.listener import Listener
+from spare_megatron.monitor.page.listener import PageListener
 from spare_megatron.monitor.page.log_files import end_of, group_logs, job_logs
 from spare_megatron.monitor.page.page_door import HEADERS, closing, door
 from spare_megatron.monitor.page.visitors import Visitors
@@ -82,7 +82,7 @@ class PageServer:
                 web.get(r"/runs/{run:\d{1,4}}/logs", self._log),
             ]
         )
-        self.listener: Listener | None = None
+        self.listener: PageListener | None = None
         self.app.on_shutdown.append(self._end_streams)
         self.app.on_cleanup.append(self._close_connections)
 
@@ -197,7 +197,7 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
     )
     await runner.setup()
     assert runner.server is not None
-    server.listener = Listener(server.visitors, runner.server)
+    server.listener = PageListener(server.visitors, runner.server)
     try:
         taken = await server.listener.start(host, port)
     except OSError as error:

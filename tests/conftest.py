@@ -1,5 +1,6 @@
-"""For all tests: no test of a property has a time limit for one example, because machines may be slow or busy, and each run tries the same examples unless --hypothesis-profile random is given;
-no job of a test that fails goes on beside the next one. What the tests of several processes need is made once."""
+"""For all tests: no test of a property has a time limit for one example, because machines may be slow or busy, and each
+run tries the same examples unless --hypothesis-profile random is given; no job of a test that fails goes on beside the
+next one. What the tests of several processes need is made once."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     python benchmarks/input_checks.py ../other-checkout [--megabytes 6] [--rounds 5] [--json FILE]
 
 Preprocess tokenizes a made-up corpus as JSON lines and as .jsonl.zst of many frames, with a SentencePiece model and one
-worker. The job is one group of one rank that builds a small model, reads the data that preprocess has written and ends
-after its first step. CPU seconds are those of all processes of a command, its imports included; on a shared machine the
+worker. The job is two groups of one rank that build a small model, read the data that preprocess has written and end
+after their first step. CPU seconds are those of all processes of a command, its imports included; on a shared machine the
 ratio that counts is that of CPU time. Both checkouts run their own code with this one's Python.
 """
 
@@ -40,7 +40,7 @@ JOB = (
 
 def timed(words: list[str], folder: Path, checkout: Path) -> tuple[float, float]:
     """Run a command of a checkout; returns its wall and CPU seconds."""
-    environ = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "SPARE_PRELOADED": ""}
     before, started_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True)
     wall_s = time.perf_counter() - started_s
@@ -55,7 +55,7 @@ def commands(folder: Path, checkout: Path, name: str, turn: int) -> dict[str, li
     tokenizer = ["--tokenizer-type", "SentencePieceTokenizer", "--tokenizer-model", str(folder / "bpe.model")]
     tool = ["-W", "ignore", str(checkout / "tools" / "preprocess_data.py"), "--append-eod", *tokenizer]
     run = f"run-{name}-{turn}"
-    job = ["-m", "spare_megatron.cli.launch", "--num-groups", "1", "--run-dir", run, str(checkout / "pretrain_gpt.py")]
+    job = ["-m", "spare_megatron.cli.launch", "--num-groups", "2", "--run-dir", run, str(checkout / "pretrain_gpt.py")]
     return {
         "preprocess jsonl": [*tool, "--input", "corpus.jsonl", "--output-prefix", f"{name}-plain"],
         "preprocess jsonl.zst": [*tool, "--input", "corpus.jsonl.zst", "--output-prefix", f"{name}-zst"],

@@ -39,3 +39,12 @@ class Room:
 def send(sock: socket.socket, words: bytes) -> int:
     """Number of bytes that the connection takes now; 0 also where it has ended, which shows when it is read."""
     return max(0, int(_LIBC.send(sock.fileno(), words, len(words), _FLAGS)))
+
+
+def peek(sock: socket.socket, most: int) -> bytes | None:
+    """What ``receive`` would return, which stays to be received."""
+    buffer = ctypes.create_string_buffer(most)
+    number = _LIBC.recv(sock.fileno(), buffer, most, _FLAGS | socket.MSG_PEEK)
+    if number >= 0:
+        return buffer.raw[:number]
+    return None if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR) else b""

@@ -47,6 +47,7 @@ from spare_megatron.collectives.handshake import (
 )
 from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.interface import family_of
+from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import KINDS, RingLines
@@ -67,8 +68,7 @@ class RingLinks:
     def __init__(self, me: Identity, host: str, timeout_s: float) -> None:
         """Listen at ``host``. Raises OSError where this machine does not have that address."""
         self._me, self._timeout_s = me, timeout_s
-        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
-        self._listener.setblocking(False)
+        self._listener = listener_at(host)
         port = self._listener.getsockname()[1]
         self.address = join_address(host, port)
         """Where other ranks call this one."""
@@ -364,7 +364,11 @@ class RingLinks:
         that this thread waits beside one that computes, it may be a while until it runs again."""
         with contextlib.suppress(OSError):
             while True:
-                line = Line(self._listener.accept()[0], self._me, now_s)
+                sock = self._listener.accept()[0]
+                if is_hopeless(sock):
+                    sock.close()
+                    continue
+                line = Line(sock, self._me, now_s)
                 self._lines.add(line)
                 line.greet()
                 self._attend(line, select.EPOLLIN, now_s)

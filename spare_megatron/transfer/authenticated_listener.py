@@ -30,7 +30,7 @@ from spare_megatron.collectives.handshake import (
     proves,
     read_call,
 )
-from spare_megatron.collectives.interface import family_of
+from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.config.host_port import join_address
 
 _ACCEPTS = 16
@@ -55,8 +55,7 @@ class AuthenticatedListener:
         OSError where this machine does not have that address."""
         self._me, self._welcome = me, welcome
         self._wants = wants or (lambda call: call.kind == STATE and is_for(call, me))
-        self._listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
-        self._listener.setblocking(False)
+        self._listener = listener_at(host)
         self.address = join_address(host, self._listener.getsockname()[1])
         """Where learners call."""
         self._strangers: list[_Stranger] = []
@@ -101,6 +100,9 @@ class AuthenticatedListener:
             except OSError:  # of the connection, or no descriptor is free
                 time.sleep(_PAUSE_S)
                 return
+            if is_hopeless(sock):
+                sock.close()
+                continue
             try:
                 stranger = _Stranger(sock, self._me.key, self._wants, time.monotonic())
                 self._selector.register(sock, selectors.EVENT_READ, stranger)

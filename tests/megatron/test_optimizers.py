@@ -1,7 +1,7 @@
 """Optimizers beside Adam and SGD, and maximal update parametrization: they train as plain megatron-core does, their
 state reaches checkpoints and ranks that take over, and kills change no bit.
 
-Muon and Lion need emerging-optimizers, which needs megatron-core 0.18 and Python 3.12; AdEMAMix runs everywhere.
+Muon, Lion and SOAP need emerging-optimizers, which needs megatron-core 0.18 and Python 3.12; AdEMAMix runs everywhere.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ MUON = {"optimizer": "muon", "muon_tp_mode": "duplicated", "muon_momentum": 0.95
 EXACTLY = {"muon_fp32_matmul_prec": "highest"}
 """Newton-Schulz iterations in fp32: those in bf16 make much of the last bit of a sum."""
 LION = {"optimizer": "lion", "lr": 1e-3, "min_lr": 1e-4}
+SOAP = {"optimizer": "soap", "lr": 3e-3, "min_lr": 3e-4}
+GATED = {"gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False}
 WIDTHS = {"use_mup": True, "mup_base_hidden_size": 16, "mup_embedding_mult": 2.0}
 MIXED = {"optimizer": "ademamix", **SPLIT}
 SLOW = {"ademamix_alpha": 4.0, "ademamix_beta3": 0.99, "ademamix_alpha_warmup": 4, "ademamix_beta3_warmup": 4}
@@ -52,6 +54,8 @@ PLAIN: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "Muon, Lion beside it": (case(optimizer={**MUON, **EXACTLY, "muon_scalar_optimizer": "lion"}), needs_emerging),
     "Lion": (case(optimizer=LION), needs_emerging),
+    "SOAP": (case(optimizer=SOAP), needs_emerging),
+    "SOAP, TP2": (case(groups=1, tensor=2, optimizer=SOAP), needs_emerging),
     "muP": (case(transformer=WIDTHS, tied=False), needs_widths),
     "muP, Muon": (case(transformer=WIDTHS, tied=False, optimizer={**MUON, **EXACTLY}), needs_emerging),
 }
@@ -59,6 +63,12 @@ PLAIN: dict[str, tuple[dict[str, Any], Any]] = {
 KEPT: dict[str, tuple[dict[str, Any], Any]] = {
     "Muon, TP2, bf16": (one_group({"bf16": True}, tensor=2, reduce="exact", optimizer=MUON), needs_emerging),
     "Lion, PP2": (one_group({}, pipeline=2, reduce="exact", optimizer=LION), needs_emerging),
+    "SOAP, PP2": (one_group({}, pipeline=2, reduce="exact", optimizer=SOAP), needs_emerging),
+    "SOAP, TP2, SwiGLU, bf16": (
+        one_group({**GATED, "bf16": True}, tensor=2, tied=False, reduce="exact", optimizer=SOAP),
+        needs_emerging,
+    ),
+    "SOAP, MoE, EP2": (one_group(MOE, inner_data=2, expert=2, reduce="exact", optimizer=SOAP), needs_emerging),
     "muP, PP2": (
         one_group(WIDTHS, pipeline=2, tied=False, reduce="exact", optimizer={"adam_eps": 1e-3}),
         needs_widths,
@@ -184,6 +194,7 @@ JOBS: dict[str, tuple[tuple[str, ...], set[str], Any]] = {
         (needs_emerging, pytest.mark.full),
     ),
     "lion": ((*PP2, "--optimizer", "lion"), {"exp_avg", "exp_avg_sq"}, needs_emerging),
+    "soap": ((*TP2, "--optimizer", "soap"), {"L", "R", "Q_L", "Q_R", "exp_avg", "exp_avg_sq"}, needs_emerging),
     "ademamix": ((*D2, "--optimizer", "ademamix", *WARMED), {"exp_avg_fast", "exp_avg_slow", "exp_avg_sq"}, ()),
 }
 """Name -> (flags, the tensors beside weights that a checkpoint has for one or another of them, marks)."""

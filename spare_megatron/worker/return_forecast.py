@@ -100,7 +100,8 @@ def optimizer_values(ns: Namespace, tensor: int) -> float:
     inner = (ns.ffn_hidden_size if ns.num_experts is None else ns.moe_ffn_hidden_size) / tensor
     sides = [(heads + 2 * groups * ns.kv_channels / tensor, hidden), (hidden, heads)]
     sides += [(doubled * inner, hidden), (hidden, inner)]
-    return 2 + 2 * sum(rows**2 + columns**2 for rows, columns in sides) / sum(rows * columns for rows, columns in sides)
+    squares = sum(rows**2 + columns**2 for rows, columns in sides)
+    return float(2 + 2 * squares / sum(rows * columns for rows, columns in sides))
 
 
 def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:

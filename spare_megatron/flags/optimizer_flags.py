@@ -1,8 +1,8 @@
 """Derives and checks the flags of the optimizer.
 
-Muon and Lion come from the package emerging-optimizers, and are built by the factory that megatron-core has since 0.18
-for its optimizers. Each rank of a group has the state of all of its weights. AdEMAMix is this framework's own. Imports
-neither torch nor megatron.
+Muon, Lion and SOAP come from the package emerging-optimizers, and are built by the factory that megatron-core has since
+0.18 for its optimizers. Each rank of a group has the state of all of its weights. AdEMAMix is this framework's own.
+Imports neither torch nor megatron.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from argparse import Namespace
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 
-EMERGING = ("muon", "lion")
+EMERGING = ("muon", "lion", "soap")
 PACKAGE = "emerging-optimizers"
 CORE_OF_EMERGING = (0, 18)
 SPLIT = ("adam", "ademamix")

@@ -18,15 +18,10 @@ from spare_megatron.megatron_adapter.model.settings import REFUSED_BALANCING
 
 # (destination, value) -> (reason, nearest choice)
 VALUES: dict[tuple[str, object], tuple[str, str]] = {
-    ("optimizer", "soap"): (
-        "SOAP's preconditioners have other shapes than the weights, and neither megatron-core's checkpoints nor ours "
-        "can have them",
-        "use --optimizer muon or adam",
-    ),
     ("optimizer", "adaptive_muon"): (
         "its first step fails in megatron-core itself, which builds it without the scale that emerging-optimizers 0.3 "
         "looks for",
-        "use --optimizer muon",
+        "use --optimizer muon or soap",
     ),
     ("muon_fp32_matmul_prec", "low"): ("torch knows no such precision", "use medium or high"),
     ("dataloader_type", "external"): (

@@ -38,7 +38,7 @@ class RankParameters:
     split: bool = False
     """The optimizer is a distributed one, also where it divides these parameters over one rank only."""
 
-    def state_bytes(self, half: bool, moments: int) -> float:
+    def state_bytes(self, half: bool, moments: float) -> float:
         """The state that travels. Where the model's weights are ``half`` as long and their fp32 copy is whole on this
         rank, they are rounded from it and do not travel. ``moments``: fp32 values of the optimizer per parameter."""
         if half and self.split:

@@ -89,12 +89,27 @@ def _share_of_largest_stage(ns: Namespace, stages: int) -> float:
     return float(max([even, *given]) / ns.num_layers)
 
 
+def optimizer_values(ns: Namespace, tensor: int) -> float:
+    """fp32 values of the optimizer's state per parameter on one of ``tensor`` ranks. SOAP's are those of the matrices
+    of one layer: two moments, and two squares for each side of a matrix."""
+    if ns.optimizer != "soap":
+        return {"ademamix": 3, "sgd": int(ns.sgd_momentum > 0)}.get(ns.optimizer, 2)  # of Muon and Lion at most 2
+    hidden, doubled = ns.hidden_size, 2 if ns.swiglu or ns.quick_geglu else 1
+    groups = ns.num_query_groups if ns.group_query_attention else ns.num_attention_heads
+    heads = ns.num_attention_heads * ns.kv_channels / tensor
+    inner = (ns.ffn_hidden_size if ns.num_experts is None else ns.moe_ffn_hidden_size) / tensor
+    sides = [(heads + 2 * groups * ns.kv_channels / tensor, hidden), (hidden, heads)]
+    sides += [(doubled * inner, hidden), (hidden, inner)]
+    squares = sum(rows**2 + columns**2 for rows, columns in sides)
+    return float(2 + 2 * squares / sum(rows * columns for rows, columns in sides))
+
+
 def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
     """What ``--spare-check`` says of returns; nothing where no group can come back."""
     if not ns.spare_max_group_restarts:
         return
     parts = rank_parameters(ns, shape, vocabulary)
-    moments = {"ademamix": 3, "sgd": int(ns.sgd_momentum > 0)}.get(ns.optimizer, 2)  # of Muon and Lion at most 2
+    moments = optimizer_values(ns, shape.tensor)
     half = bool(ns.bf16 or ns.fp16)
     state = sum(part.state_bytes(half, moments) for part in parts)
     needed = return_memory(state, sum(part.result_bytes(ns.spare_reduce) for part in parts), shape.num_groups)

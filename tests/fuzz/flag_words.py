@@ -33,10 +33,11 @@ MODELS = {
     "bf16": "--bf16 --spare-reduce exact",
     "muon": "--optimizer muon",
     "lion": "--optimizer lion",
+    "soap": "--optimizer soap",
     "ademamix": "--optimizer ademamix --ademamix-alpha-warmup 10",
     "sgd": "--optimizer sgd --sgd-momentum 0.5",
 }
-OF_NEWER = {"hybrid", "muon", "lion"}
+OF_NEWER = {"hybrid", "muon", "lion", "soap"}
 """Models that the oldest megatron-core does not have."""
 WHOLE = (
     "0",

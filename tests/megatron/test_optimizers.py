@@ -1,7 +1,7 @@
 """Optimizers beside Adam and SGD, and maximal update parametrization: they train as plain megatron-core does, their
 state reaches checkpoints and ranks that take over, and kills change no bit.
 
-Muon and Lion need emerging-optimizers, which needs megatron-core 0.18 and Python 3.12; AdEMAMix runs everywhere.
+Muon, Lion and SOAP need emerging-optimizers, which needs megatron-core 0.18 and Python 3.12; AdEMAMix runs everywhere.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 
 from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, PACKAGE
-from spare_megatron.megatron_adapter.checkpoint.digest import model_tensors
+from spare_megatron.megatron_adapter.checkpoint.digest import digest, model_tensors
 from spare_megatron.megatron_adapter.versions import release
 from tests.megatron.test_kinds_of_models import killed_and_calm
 from tests.megatron.test_parity import MOE, SEED, case, compare
@@ -34,6 +34,8 @@ MUON = {"optimizer": "muon", "muon_tp_mode": "duplicated", "muon_momentum": 0.95
 EXACTLY = {"muon_fp32_matmul_prec": "highest"}
 """Newton-Schulz iterations in fp32: those in bf16 make much of the last bit of a sum."""
 LION = {"optimizer": "lion", "lr": 1e-3, "min_lr": 1e-4}
+SOAP = {"optimizer": "soap", "lr": 3e-3, "min_lr": 3e-4}
+GATED = {"gated_linear_unit": True, "normalization": "RMSNorm", "add_bias_linear": False}
 WIDTHS = {"use_mup": True, "mup_base_hidden_size": 16, "mup_embedding_mult": 2.0}
 MIXED = {"optimizer": "ademamix", **SPLIT}
 SLOW = {"ademamix_alpha": 4.0, "ademamix_beta3": 0.99, "ademamix_alpha_warmup": 4, "ademamix_beta3_warmup": 4}
@@ -52,6 +54,8 @@ PLAIN: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "Muon, Lion beside it": (case(optimizer={**MUON, **EXACTLY, "muon_scalar_optimizer": "lion"}), needs_emerging),
     "Lion": (case(optimizer=LION), needs_emerging),
+    "SOAP": (case(optimizer=SOAP), needs_emerging),
+    "SOAP, TP2": (case(groups=1, tensor=2, optimizer=SOAP), needs_emerging),
     "muP": (case(transformer=WIDTHS, tied=False), needs_widths),
     "muP, Muon": (case(transformer=WIDTHS, tied=False, optimizer={**MUON, **EXACTLY}), needs_emerging),
 }
@@ -59,6 +63,12 @@ PLAIN: dict[str, tuple[dict[str, Any], Any]] = {
 KEPT: dict[str, tuple[dict[str, Any], Any]] = {
     "Muon, TP2, bf16": (one_group({"bf16": True}, tensor=2, reduce="exact", optimizer=MUON), needs_emerging),
     "Lion, PP2": (one_group({}, pipeline=2, reduce="exact", optimizer=LION), needs_emerging),
+    "SOAP, PP2": (one_group({}, pipeline=2, reduce="exact", optimizer=SOAP), needs_emerging),
+    "SOAP, TP2, SwiGLU, bf16": (
+        one_group({**GATED, "bf16": True}, tensor=2, tied=False, reduce="exact", optimizer=SOAP),
+        needs_emerging,
+    ),
+    "SOAP, MoE, EP2": (one_group(MOE, inner_data=2, expert=2, reduce="exact", optimizer=SOAP), needs_emerging),
     "muP, PP2": (
         one_group(WIDTHS, pipeline=2, tied=False, reduce="exact", optimizer={"adam_eps": 1e-3}),
         needs_widths,
@@ -92,6 +102,7 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
             name: resumed(rank, PrefixStore(f"resumed{name}", store), one, f"{directory}/{name}")
             for name, one in kept.items()
         },
+        "moved": {} if MISSING else moved(rank, PrefixStore("moved", store), f"{directory}/moved"),
         "taken over": {name: Transfer(one, rank, PrefixStore(name, store)).found() for name, one in kept.items()},
     }
 
@@ -135,9 +146,44 @@ def resumed(rank: int, store: Any, one: dict[str, Any], path: str) -> dict[str, 
     return {"state": unlike(other_state, one_state), "weights": one_weights == other_weights}
 
 
+LAYOUTS = {"stages": {"pipeline": 2}, "data": {"inner_data": 2}, "tensor": {"tensor": 2}}
+
+
+def moved(rank: int, store: Any, path: str) -> dict[str, Any]:
+    """SOAP's state of two pipeline stages, saved; what another layout saves after it has loaded that, and how a third
+    one refuses."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.config.errors import ConfigError
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.model import world
+    from tests.megatron import groups
+
+    found = {}
+    for number, (name, layout) in enumerate(LAYOUTS.items()):
+        one = one_group(GATED, tied=False, optimizer=SOAP, **layout)
+        engine = groups.engine_of({**one, "seed": SEED + number}, rank, PrefixStore(name, store))
+        try:
+            if number == 0:
+                peers = groups.peers_of(PrefixStore(f"{name} peers{rank}", store), 0, 1)
+                groups.one_step(engine, peers, one, 0, 1)
+            else:
+                group_checkpoint.load(f"{path} stages", engine.replica)
+            group_checkpoint.save(f"{path} {name}", engine.replica, step=1, consumed_samples=4)
+        except ConfigError as error:
+            found[name] = str(error)
+        finally:
+            world.destroy()
+    return found
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    directory = tmp_path_factory.mktemp("optimizers")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("optimizers")
+
+
+@pytest.fixture(scope="module")
+def results(directory: Path) -> list[Any]:
     return run_ranks("tests.megatron.test_optimizers:worker", [str(directory)] * 2, timeout_s=560.0)
 
 
@@ -150,6 +196,17 @@ def test_ten_steps_equal_plain_megatron_core(results: list[Any], name: str) -> N
 def test_a_checkpoint_has_the_whole_state(results: list[Any], name: str) -> None:
     for rank in results:
         assert rank["resumed"][name] == {"state": [], "weights": True}
+
+
+@needs_emerging
+def test_soap_goes_on_with_other_stages_and_data_ranks_but_not_with_other_tensor_ranks(
+    results: list[Any], directory: Path
+) -> None:
+    one, other = (digest(directory / f"moved {name}", optimizer=True) for name in ("stages", "data"))
+    assert one == other
+    for rank in results:
+        assert list(rank["moved"]) == ["tensor"]
+        assert "cannot be loaded into this model" in rank["moved"]["tensor"]
 
 
 @pytest.mark.parametrize("name", names(KEPT))
@@ -184,6 +241,12 @@ JOBS: dict[str, tuple[tuple[str, ...], set[str], Any]] = {
         (needs_emerging, pytest.mark.full),
     ),
     "lion": ((*PP2, "--optimizer", "lion"), {"exp_avg", "exp_avg_sq"}, needs_emerging),
+    "soap": ((*TP2, "--optimizer", "soap"), {"L", "R", "Q_L", "Q_R", "exp_avg", "exp_avg_sq"}, needs_emerging),
+    "muP, offload": (
+        (*PP2, "--use-mup", "--mup-base-hidden-size", "16", "--optimizer-cpu-offload"),
+        {"exp_avg", "exp_avg_sq"},
+        needs_widths,
+    ),
     "ademamix": ((*D2, "--optimizer", "ademamix", *WARMED), {"exp_avg_fast", "exp_avg_slow", "exp_avg_sq"}, ()),
 }
 """Name -> (flags, the tensors beside weights that a checkpoint has for one or another of them, marks)."""

@@ -221,7 +221,6 @@ def test_flags_without_effect_are_taken_with_their_values_and_said_once() -> Non
         ("--lr-decay-style square", "--lr-decay-style: invalid choice: 'square'"),
         ("--spare-redundancy two", "--spare-redundancy: takes 'auto' or a whole number, but got 'two'"),
         ("--sft", "--sft is not supported: supervised fine-tuning"),
-        ("--optimizer soap", "--optimizer soap is not supported: .*; use --optimizer muon or adam"),
         (
             "--optimizer adaptive_muon",
             "--optimizer adaptive_muon is not supported: its first step fails in megatron-core",

@@ -29,7 +29,7 @@ def test_dist_muon_is_muon_and_older_flags_are_newer_ones() -> None:
 
 @pytest.mark.usefixtures("told")
 def test_only_adams_kind_of_state_is_divided() -> None:
-    for optimizer, divided in (("adam", True), ("ademamix", True), ("muon", False), ("lion", False)):
+    for optimizer, divided in (("adam", True), ("ademamix", True), ("muon", False), ("lion", False), ("soap", False)):
         job, namespace = job_of(f"{INNER} --optimizer {optimizer}")
         assert (job.shape.inner_data, namespace.use_distributed_optimizer) == (2, divided)
         [note] = [one for one in job.notes if one.startswith("--use-distributed-optimizer")]
@@ -76,7 +76,7 @@ def needs_of(words: str) -> dict[str, str]:
 
 
 def test_a_package_and_a_version_that_an_optimizer_needs_are_named() -> None:
-    for optimizer in ("muon", "lion"):
+    for optimizer in ("muon", "lion", "soap"):
         assert needs_of(f"--optimizer {optimizer}") == {
             "megatron-core 0.18 or later": "install it (it needs Python 3.12), or use --optimizer adam",
             PACKAGE: f"pip install {PACKAGE}, or use --optimizer adam",

@@ -9,7 +9,7 @@ import pytest
 
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.return_memory import RankParameters, return_memory
-from spare_megatron.worker.return_forecast import rank_parameters, return_lines
+from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, return_lines
 from tests.pure.flags_of_a_job import job_of, launched
 
 PLAIN = {
@@ -130,6 +130,17 @@ def test_the_bytes_of_a_parameter(sharing: int, split: bool, half: bool, moments
     assert part.state_bytes(half, moments) == state * 1e6
     results = {"exact": 4e6, "exact32": 4e6, "fp32": 4e6, "bf16": 2e6}
     assert {mode: part.result_bytes(mode) * sharing for mode in results} == results
+
+
+def test_the_state_of_soap_has_squares_for_each_side_of_a_matrix() -> None:
+    named = ("adam", "muon", "lion", "sgd", "ademamix")
+    assert [optimizer_values(flags(LLAMA, optimizer=name), 1) for name in named] == [2, 2, 2, 1, 3]
+    matrices = [(3 * 4096, 4096), (4096, 4096), (2 * 11008, 4096), (4096, 11008)]
+    squares = sum(2 * (rows**2 + columns**2) for rows, columns in matrices)
+    parameters = sum(rows * columns for rows, columns in matrices)
+    assert optimizer_values(flags(LLAMA, optimizer="soap"), 1) == pytest.approx(2 + squares / parameters)
+    parted = optimizer_values(flags(LLAMA, optimizer="soap"), 8)
+    assert parted == pytest.approx(2 + 2 * 8 * (4 * 4096**2 + (3 * 512) ** 2 + 512**2 + 2752**2 + 1376**2) / parameters)
 
 
 def test_what_a_return_takes() -> None:

@@ -49,6 +49,7 @@ from spare_megatron.megatron_adapter.checkpoint.safe_loading import check_extra_
 from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
 from spare_megatron.megatron_adapter.model.hybrid_layers import pattern_of
 from spare_megatron.megatron_adapter.model.replica import Replica
+from spare_megatron.megatron_adapter.model.soap import add_squares, is_soap, squares_apart
 from spare_megatron.megatron_adapter.model.world import barrier
 from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_version
 
@@ -323,7 +324,11 @@ def _sharded_state(replica: Replica, content: dict[str, Any], *, is_loading: boo
         for name, module in _modules(replica)
     }
     if optimizer:
-        state["optimizer"] = replica.optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=content)
+        chained = replica.optimizer
+        with squares_apart(chained):
+            state["optimizer"] = chained.sharded_state_dict(state, is_loading=is_loading, metadata=content)
+        for part, described in zip(chained.chained_optimizers, _parts(state["optimizer"]), strict=True):
+            add_squares(part, _inner(described).get("state", {}))
     return state
 
 
@@ -331,10 +336,9 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
     """Loaded optimizer tensors with what a checkpoint stores once: options of parameter groups, step, loss scale."""
     saved_parts = _parts(saved)
     options = [group for part in saved_parts for group in _inner(part)["param_groups"]]
-    steps = [
-        part["common_step"] for part in (_inner(one).get("state", {}) for one in saved_parts) if "common_step" in part
-    ]
-    steps += [torch.tensor(float(group["step"])) for group in options if group.get("step") is not None]
+    states = [_inner(part).get("state", {}) for part in saved_parts]
+    steps = [float(state["common_step"]) for state in states if "common_step" in state]
+    steps += [float(group["step"]) for group in options if group.get("step") is not None]
     scalers = [part["grad_scaler"] for part in saved_parts if "grad_scaler" in part]
     for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
         inner = _inner(part)
@@ -345,10 +349,11 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})
-        if steps and not optimizer_gather.is_emerging(current):
-            inner["state"]["common_step"] = max(steps)  # for one that counts none, such as Lion, 0 is stored
-        elif optimizer_gather.counts_steps(current):
-            inner["state"]["common_step"] = torch.tensor(0.0)
+        step = max(steps, default=0.0)  # for one that counts none, such as Lion, 0 is stored
+        if is_soap(current):
+            inner["state"]["common_step"] = int(step)
+        elif optimizer_gather.counts_steps(current) or (steps and not optimizer_gather.is_emerging(current)):
+            inner["state"]["common_step"] = torch.tensor(step)
         if scalers:
             part["grad_scaler"] = scalers[0]
     return state

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from spare_megatron.megatron_adapter.model.ademamix import AdEMAMix
 from spare_megatron.megatron_adapter.model.replica import Replica, build_optimizer
+from spare_megatron.megatron_adapter.model.soap import is_soap, order_bases
 
 
 def is_split(replica: Replica) -> bool:
@@ -47,8 +48,8 @@ def counts_steps(part: Any) -> bool:
 
 
 def is_emerging(part: Any) -> bool:
-    """Whether one of megatron-core's optimizers is of the package emerging-optimizers. Those that are taken (Muon and
-    Lion) count no steps."""
+    """Whether one of megatron-core's optimizers is of the package emerging-optimizers. Of those that are taken (Muon,
+    Lion and SOAP) SOAP alone counts steps."""
     return any(kind.__module__.startswith("emerging_optimizers.") for kind in type(part.optimizer).__mro__)
 
 
@@ -64,6 +65,8 @@ def give_first_state(replica: Replica) -> None:
         for group in part.param_groups:
             if is_emerging(part):
                 part.optimizer._init_group(group, skip_non_grad_params=False)  # as megatron-core does for checkpoints
+                if is_soap(part):
+                    order_bases(part.optimizer)
                 continue
             for parameter in group["params"]:
                 state = part.optimizer.state.get(parameter) or _first_state(part, group, parameter.data)

@@ -47,6 +47,7 @@ from spare_megatron.megatron_adapter.model.settings import (
     splits_optimizer,
     uses_local_layers,
 )
+from spare_megatron.megatron_adapter.model.soap import order_before_updates
 from spare_megatron.megatron_adapter.model.tied_head import TiedHead
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
@@ -305,6 +306,7 @@ def build_optimizer(
     config_of = OptimizerConfig(**known_fields(OptimizerConfig, values))
     overrides = rates_by_width(config_of, config)
     optimizer = get_megatron_optimizer(config_of, chunks, overrides, use_gloo_process_groups=False)
+    order_before_updates(optimizer)
     if mixes:
         given = settings.ademamix or {}
         replace_adam(optimizer, **{name.removeprefix("ademamix_"): value for name, value in given.items()})

@@ -5,11 +5,13 @@
 #   --full   also runs the long test matrices, with other random examples each time, and writes benchmarks/results/full_tests.txt with the date
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-./scripts/setup.sh
+packages=
 if [ "${1:-}" != "--quick" ]; then
-  ./scripts/slurm_for_tests.sh
-  ./scripts/chromium_for_tests.sh
+  { ./scripts/slurm_for_tests.sh && ./scripts/chromium_for_tests.sh; } &
+  packages=$!
 fi
+./scripts/setup.sh || { code=$?; wait; exit "$code"; }
+[ -z "$packages" ] || wait "$packages"
 unset PYTHONDONTWRITEBYTECODE # each of some thousand processes would compile the package anew
 export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 PYTHONUNBUFFERED=1
 
@@ -20,8 +22,9 @@ trap 'rm -f "$log"' EXIT
 (mypy && lint-imports) >"$log" 2>&1 &
 types=$!
 
-# One worker more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time.
-together=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 1))" --dist worksteal)
+# Two workers more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time, and those
+# of Slurm, all in one worker, nearly all of it. tests/conftest.py puts the longest files first.
+together=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 2))" --dist loadfile --no-loadscope-reorder)
 code=0 killed="tests/process/test_masking.py::test_a_death_at_each_point_of_the_step[group]"
 if [ "${1:-}" = "--quick" ]; then
   shift

@@ -19,10 +19,53 @@ settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
 
 
+LONGEST = (
+    "slurm/test_slurm",
+    "process/test_control_plane",
+    "megatron/test_exact",
+    "process/test_disk",
+    "explore/test_explore",
+    "process/test_launch",
+    "kernels/test_against_reference",
+    "process/test_preloaded",
+    "process/test_relief",
+    "kernels/test_emulated",
+    "process/test_return",
+    "process/test_checkpoints",
+    "process/test_overlap",
+    "process/test_stop_signals",
+    "process/test_page_strangers",
+    "process/test_masking",
+    "process/test_group_restarts",
+    "megatron/test_fine_tune_round_trip",
+    "process/test_soak",
+    "process/test_lives",
+    "process/test_torchrun",
+    "process/test_adoption",
+    "megatron/test_convert",
+    "explore/test_walks",
+    "megatron/test_standbys",
+    "megatron/test_transferred_state",
+    "megatron/test_return",
+    "megatron/test_kinds_of_models",
+    "process/test_office",
+    "process/test_suspicion",
+    "process/test_ring_links",
+    "process/test_standbys",
+)
+"""The files whose tests last longest, the longest first (``--durations=0`` has their times). scripts/test.sh gives each
+file to one worker: a long one that came late would be all that is left at the end."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on the cluster of Slurm mostly wait, one after the other: they come first, or they would be all that is
-    left at the end."""
-    items.sort(key=lambda item: "slurm" not in item.path.parts)
+    """The longest files come first, then those of tests that start processes, then the others."""
+    place = {name: number for number, name in enumerate(LONGEST)}
+
+    def when(item: pytest.Item) -> tuple[int, bool]:
+        folder, file = item.path.parts[-2:]
+        return place.get(f"{folder}/{file.removesuffix('.py')}", len(LONGEST)), folder == "pure"
+
+    items.sort(key=when)
 
 
 @pytest.fixture(autouse=True)

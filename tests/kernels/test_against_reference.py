@@ -7,12 +7,14 @@ from __future__ import annotations
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CFUNCTYPE, POINTER, byref, c_int
+from typing import Any
 
 import pytest
 import torch
 
 from spare_megatron import kernels
-from spare_megatron.kernels import native, reference
+from spare_megatron.kernels import dispatch, native, reference
+from tests.kernels.conftest import Cpus
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 LENGTHS = (0, 1, 5, 1023, 1024, 5000)
@@ -92,11 +94,11 @@ def only_in_the_sum(source: torch.Tensor, partial: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_accumulate_with_partial(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+def test_accumulate_with_partial(cpus: Cpus, dtype: torch.dtype) -> None:
     """What is rounded has the bits of torch's own sum; neither addend is written."""
     random = torch.Generator().manual_seed(SEED)
     small = itertools.product(LENGTHS, (0, 777), (-20, 40, 140), (1, 20, 51, 62), (False, True))
-    small = small if torch.get_num_threads() == 1 else ()
+    small = small if cpus.threads == 1 else ()
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         source = gradients(count, dtype, exponent, wild, random)
         partial = gradients(count, torch.float32, exponent, wild, random)
@@ -110,30 +112,32 @@ def test_accumulate_with_partial(cpu: native.CpuLibrary, dtype: torch.dtype) -> 
             exponents: int | torch.Tensor = exponent
             if kind == torch.int32:
                 exponents = block_exponents(first, count, exponent, None if wild else bound, random)
-            results = []
-            for implementation, rounded, earlier in (
-                (cpu, source, partial),
-                (reference, source, partial),
-                (cpu, both, None),
-                (cpu, source, narrower),
-                (reference, source, narrower),
-                (cpu, both_narrower, None),
-            ):
-                accumulator, report = start.clone(), torch.tensor([5, 0])
-                implementation.accumulate(rounded, accumulator, exponents, first, bound, report, earlier)
-                results.append((accumulator, report))
-            case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
-            for number, other in enumerate(results):
-                assert all(same(one, two) for one, two in zip(results[number // 3 * 3], other, strict=True)), case
+            for earlier, sum_of_both in ((partial, both), (narrower, both_narrower)):
+                case = f"seed {SEED}: {count}, {first}, {exponent}, {bound}, {wild}, {kind}, {earlier.dtype}"
+                right = accumulated(reference, source, start, exponents, first, bound, earlier)
+                for cpu in cpus():
+                    for rounded, other in ((source, earlier), (sum_of_both, None)):
+                        found = accumulated(cpu, rounded, start, exponents, first, bound, other)
+                        assert all(map(same, found, right)), f"{cpu.level()}: {case}"
         assert all(same(one, other) for one, other in zip((source, partial), before, strict=True))
 
 
+def accumulated(
+    implementation: Any, source: torch.Tensor, start: torch.Tensor, *rest: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accumulator and report. ``rest``: exponents, first index, bound, what is accumulated with the source."""
+    accumulator, report = start.clone(), torch.tensor([5, 0])
+    exponents, first, bound, *others = rest
+    implementation.accumulate(source, accumulator, exponents, first, bound, report, *others)
+    return accumulator, report
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_accumulate_two_gradients_and_over_what_was_there(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+def test_accumulate_two_gradients_and_over_what_was_there(cpus: Cpus, dtype: torch.dtype) -> None:
     """Two gradients apart give what one after the other gives; the first ones do not see the accumulator's contents."""
     random = torch.Generator().manual_seed(SEED)
     small = itertools.product(LENGTHS, (0, 777), (-20, 40, 140), (1, 20, 51, 62), (False, True))
-    small = small if torch.get_num_threads() == 1 else ()
+    small = small if cpus.threads == 1 else ()
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         source = gradients(count, dtype, exponent, wild, random)
         others = [None, gradients(count, dtype, exponent, False, random)]
@@ -149,11 +153,9 @@ def test_accumulate_two_gradients_and_over_what_was_there(cpu: native.CpuLibrary
                 for gradient in (source,) if other is None else (other, source):
                     reference.accumulate(gradient, one_by_one, exponents, first, bound, report)
                 case = f"seed {SEED}: {count}, {first}, {exponent}, {bound}, {wild}, {kind}, {over}"
-                for implementation in (cpu, reference):
-                    accumulator, found = start.clone(), torch.tensor([5, 0])
-                    implementation.accumulate(source, accumulator, exponents, first, bound, found, other, True, over)
-                    assert same(accumulator, one_by_one), case
-                    assert same(found, report), case
+                for implementation in itertools.chain((reference,), cpus()):
+                    found = accumulated(implementation, source, start, exponents, first, bound, other, True, over)
+                    assert all(map(same, found, (one_by_one, report))), f"{case}, {dispatch.implementation('cpu')}"
 
 
 def sums_of_all_sizes(count: int, kind: torch.dtype, random: torch.Generator) -> torch.Tensor:

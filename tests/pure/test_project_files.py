@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).resolve().parents[2]
 HOST = sorted((ROOT / ".github").rglob("*.yml"))
 
@@ -46,3 +48,7 @@ def test_the_usual_workflow_runs_on_each_supported_python() -> None:
     quick = loaded(ROOT / ".github" / "workflows" / "test.yml")["jobs"]["quick"]
     (asked,) = re.findall(r"Python ([\d., ]+) or ([\d.]+) and", " ".join((ROOT / "README.md").read_text().split()))
     assert quick["strategy"]["matrix"]["python"] == [*asked[0].split(", "), asked[1]]
+
+
+def test_the_files_of_the_longest_tests_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / f"{name}.py").is_file()] == []

@@ -178,6 +178,7 @@ def _state_hosts(before: State, after: State) -> None:
         there = {group for at, group in pairs if at == shard} & able
         if shard not in state_shards.uncounted(after) and len(there) < enough:
             raise InvariantError(f"state shard {shard} has hosts {sorted(there)} among {sorted(able)} in a new epoch")
+    enough = min(after.job.state_copies, len(able & before.live.keys()))  # who joins now cannot have a copy yet
     for host in before.state_hosts if commits else ():
         copies = sum(at == host.shard for at, _ in counting)
         if host.member not in members and copies < enough:

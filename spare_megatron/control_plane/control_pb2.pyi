@@ -181,7 +181,7 @@ class Link(_message.Message):
     def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., mute: _Optional[bool] = ...) -> None: ...
 
 class ReductionResult(_message.Message):
-    __slots__ = ("step", "epoch", "ok", "pieces", "result_digest", "weights_digest", "links", "detail", "corrupt", "checksums", "audits", "parts")
+    __slots__ = ("step", "epoch", "ok", "pieces", "result_digest", "weights_digest", "links", "detail", "corrupt", "checksums", "audits", "parts", "state")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     OK_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,7 @@ class ReductionResult(_message.Message):
     CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     AUDITS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     ok: bool
@@ -206,7 +207,8 @@ class ReductionResult(_message.Message):
     checksums: Pairs
     audits: Pairs
     parts: _containers.RepeatedCompositeFieldContainer[ParameterChecksum]
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., ok: _Optional[bool] = ..., pieces: _Optional[_Iterable[int]] = ..., result_digest: _Optional[str] = ..., weights_digest: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., detail: _Optional[str] = ..., corrupt: _Optional[bool] = ..., checksums: _Optional[_Union[Pairs, _Mapping]] = ..., audits: _Optional[_Union[Pairs, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[ParameterChecksum, _Mapping]]] = ...) -> None: ...
+    state: Pairs
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., ok: _Optional[bool] = ..., pieces: _Optional[_Iterable[int]] = ..., result_digest: _Optional[str] = ..., weights_digest: _Optional[str] = ..., links: _Optional[_Iterable[_Union[Link, _Mapping]]] = ..., detail: _Optional[str] = ..., corrupt: _Optional[bool] = ..., checksums: _Optional[_Union[Pairs, _Mapping]] = ..., audits: _Optional[_Union[Pairs, _Mapping]] = ..., parts: _Optional[_Iterable[_Union[ParameterChecksum, _Mapping]]] = ..., state: _Optional[_Union[Pairs, _Mapping]] = ...) -> None: ...
 
 class Vote(_message.Message):
     __slots__ = ("group", "incarnation", "result")
@@ -565,7 +567,7 @@ class Welcome(_message.Message):
     def __init__(self, fencing: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("group", "incarnation", "epoch", "fencing", "live", "committed", "step", "segments", "standing", "offer", "leave", "audits", "disputed", "save", "serves", "ask", "asks_made", "adopts")
+    __slots__ = ("group", "incarnation", "epoch", "fencing", "live", "committed", "step", "segments", "standing", "offer", "leave", "audits", "disputed", "save", "serves", "ask", "asks_made", "adopts", "state_hosts")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -584,6 +586,7 @@ class View(_message.Message):
     ASK_FIELD_NUMBER: _ClassVar[int]
     ASKS_MADE_FIELD_NUMBER: _ClassVar[int]
     ADOPTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_HOSTS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     epoch: int
@@ -602,7 +605,24 @@ class View(_message.Message):
     ask: ReliefAsk
     asks_made: int
     adopts: Pairs
-    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., fencing: _Optional[int] = ..., live: _Optional[_Union[Pairs, _Mapping]] = ..., committed: _Optional[_Union[Integers, _Mapping]] = ..., step: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Integers, _Mapping]]] = ..., standing: _Optional[_Iterable[int]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., leave: _Optional[bool] = ..., audits: _Optional[_Iterable[_Union[Integers, _Mapping]]] = ..., disputed: _Optional[_Iterable[int]] = ..., save: _Optional[int] = ..., serves: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., ask: _Optional[_Union[ReliefAsk, _Mapping]] = ..., asks_made: _Optional[int] = ..., adopts: _Optional[_Union[Pairs, _Mapping]] = ...) -> None: ...
+    state_hosts: _containers.RepeatedCompositeFieldContainer[StateHost]
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., fencing: _Optional[int] = ..., live: _Optional[_Union[Pairs, _Mapping]] = ..., committed: _Optional[_Union[Integers, _Mapping]] = ..., step: _Optional[int] = ..., segments: _Optional[_Iterable[_Union[Integers, _Mapping]]] = ..., standing: _Optional[_Iterable[int]] = ..., offer: _Optional[_Union[Offer, _Mapping]] = ..., leave: _Optional[bool] = ..., audits: _Optional[_Iterable[_Union[Integers, _Mapping]]] = ..., disputed: _Optional[_Iterable[int]] = ..., save: _Optional[int] = ..., serves: _Optional[_Iterable[_Union[Offer, _Mapping]]] = ..., ask: _Optional[_Union[ReliefAsk, _Mapping]] = ..., asks_made: _Optional[int] = ..., adopts: _Optional[_Union[Pairs, _Mapping]] = ..., state_hosts: _Optional[_Iterable[_Union[StateHost, _Mapping]]] = ...) -> None: ...
+
+class StateHost(_message.Message):
+    __slots__ = ("shard", "group", "incarnation", "standing", "donor", "step")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    group: int
+    incarnation: int
+    standing: str
+    donor: Integers
+    step: int
+    def __init__(self, shard: _Optional[int] = ..., group: _Optional[int] = ..., incarnation: _Optional[int] = ..., standing: _Optional[str] = ..., donor: _Optional[_Union[Integers, _Mapping]] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Offer(_message.Message):
     __slots__ = ("learner", "number", "step", "donors")

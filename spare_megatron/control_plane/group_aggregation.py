@@ -79,6 +79,7 @@ class Ballots:
             checksums=_joined_checksums([one.checksums for one in ranks]) if ok else (),
             audits=_joined_checksums([one.audits for one in ranks]) if ok else (),
             parts=tuple(part for one in ranks for part in one.parts) if ok else (),
+            state=_joined_checksums([one.state for one in ranks]) if ok else (),
         )
         figures = greatest(one.figures for one in reports)
         self.last = (Vote(self._group, self._incarnation, result), figures)
@@ -99,7 +100,7 @@ def _pieces_of(result: ReductionResult) -> tuple[tuple[int, ...], ...]:
 
 
 def _joined_checksums(ranks: Sequence[tuple[tuple[int, int], ...]]) -> tuple[tuple[int, int], ...]:
-    """Combine the ranks' checksums of each piece, in order of position, into one (64 bits, signed)."""
+    """Combine the ranks' checksums of each piece or state shard, in order of position, into one (64 bits, signed)."""
     joined = []
     for pairs in zip(*ranks, strict=True):
         text = ",".join(str(checksum) for _, checksum in pairs)

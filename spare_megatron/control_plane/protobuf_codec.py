@@ -34,6 +34,7 @@ _NESTED: dict[str, type] = {
         reports.Pace,
         view.ReliefAsk,
         view.Offer,
+        view.StateHost,
         view.View,
     )
 }

@@ -7,7 +7,7 @@ nothing. Where it is the last live host of a shard it stays until another one is
 
 from __future__ import annotations
 
-from spare_megatron.protocol import offers
+from spare_megatron.protocol import offers, state_shards
 from spare_megatron.protocol.assign import WipeOut
 from spare_megatron.protocol.audits import name_groups
 from spare_megatron.protocol.changed_copy import replace
@@ -65,8 +65,7 @@ def requested(state: State, event: DrainRequested) -> Transition:
     drawn = draw_standing(after, live)
     assert not isinstance(drawn, WipeOut), "who leaves is not needed"
     since = state.epoch + 1 if state.joiners else state.retries.since
-    again = offers.offered(
-        replace(after, epoch=state.epoch + 1, votes={}, standing=drawn, retries=replace(state.retries, since=since))
-    )
+    again = replace(after, epoch=state.epoch + 1, votes={}, standing=drawn, retries=replace(state.retries, since=since))
+    again = offers.offered(state_shards.renewed(again))
     reason = f"{why}; epoch {again.epoch}, same members; after step {again.step_in_flight}: {drawn.assignment.reason}"
     return decide(again, views(again, before=fences), reason)

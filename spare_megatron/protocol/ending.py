@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from spare_megatron.protocol import state_shards
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.divergence import check_weights
 from spare_megatron.protocol.messages import Action, Applied, Loss, Saved, SendFenced, Vote
@@ -82,12 +83,18 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
         applied_last=after.applied_last.intersection(after.live),
         votes={group: vote for group, vote in after.votes.items() if group in after.live},
     )
+    after = state_shards.remaining(after)
     there = after.saved_step == step
     if not after.live:
         if there:
             return stop(after, ending(after)[0], f"{why}; step {step} is saved", fences)
         return stop(after, "wipe-out", f"{why}; every group is lost before step {step} was saved", fences)
-    if saver(after.live) != saver(before.live) and not there:
+    gone = [] if there else state_shards.lost(after)
+    if gone:
+        why = f"{why}; no copy is left of {state_shards.named(gone)} before step {step} was saved"
+        return stop(after, "wipe-out", why, fences)
+    waits = len(state_shards.uncounted(after)) > len(state_shards.uncounted(before))
+    if (saver(after.live) != saver(before.live) or waits) and not there:
         asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=frozenset())
         return decide(asked, views(asked, before=fences), f"{why}; group {saver(after.live)} is to save step {step}")
     return _settle(after, fences, why)

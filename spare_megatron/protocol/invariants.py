@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from spare_megatron.protocol import state_shards
 from spare_megatron.protocol.assign_types import USUAL
 from spare_megatron.protocol.audits import padded
 from spare_megatron.protocol.messages import (
@@ -55,6 +56,8 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
     _offers(before, after, decision)
     _drained(before, after)
     _standing(before, after)
+    if after.phase in ("running", "ending") and after.job.state_shards:
+        _state_hosts(before, after)
 
 
 def _offers(before: State, after: State, decision: Decision) -> None:
@@ -67,7 +70,8 @@ def _offers(before: State, after: State, decision: Decision) -> None:
         raise InvariantError(f"members {sorted(after.live.keys() - after.holders)} hold no state, joiners {joiners}")
     known = {offer.number for offer in before.offers}
     for group, learner in after.learners.items():
-        if group in joiners and (learner.incarnation != after.live[group] or learner.offer is None):
+        stateless = learner.offer is None and not after.job.state_shards
+        if group in joiners and (learner.incarnation != after.live[group] or stateless):
             raise InvariantError(f"joiner {group} has no offer, or is another incarnation than the member")
         if group not in joiners and (group in after.live or any(after.segments_of(group))):
             raise InvariantError(f"learner {group} has a part in the step")
@@ -115,8 +119,8 @@ def _drained(before: State, after: State) -> None:
             raise InvariantError(f"group {group} leaves with a commit, and has to compute or was not asked to")
     bare = set(range(after.job.num_groups)) - {s for g in after.live.keys() - after.drained for s in _stack(after, g)}
     for group in after.drained & before.live.keys() & after.live.keys():
-        asked_now = group not in before.drained
-        if not asked_now and not before.standing_of(group) and not bare & _stack(after, group):
+        stays = group not in before.drained or group in state_shards.needed(after, [group])
+        if not stays and not before.standing_of(group) and not bare & _stack(after, group):
             raise InvariantError(f"group {group} is to leave, has nothing to do and is still a member")
 
 
@@ -133,6 +137,52 @@ def _standing(before: State, after: State) -> None:
         return
     if after.share_anew or not follows_slowness(after):
         raise InvariantError(f"step {after.committed[0]} was committed, and later steps are not shared out by speed")
+
+
+def _state_hosts(before: State, after: State) -> None:
+    """Hosts of state shards are members, and change only with an epoch. A new host begins to count by a commit, or
+    where no other host counts. Each shard has a host that counts, or new ones that may have its state; nothing is
+    committed while none counts, and nobody leaves by whom a shard would have too few."""
+    shards, members = range(after.job.state_shards), set(after.live.items())
+    pairs = [(host.shard, host.group) for host in after.state_hosts]
+    if pairs != sorted(set(pairs)) or any(host.member not in members for host in after.state_hosts):
+        raise InvariantError(f"{after.state_hosts} are not hosts among the members {sorted(members)}, one by one")
+    counting = {(host.shard, host.member) for host in after.state_hosts if host.counts}
+    saved = after.phase == "ending" and after.saved_step == after.committed[0]
+    if not saved and (lost := state_shards.lost(after)):
+        raise InvariantError(f"the job goes on, and no copy is left of {state_shards.named(lost)}")
+    for host in after.state_hosts:
+        if host.donor is not None and ((host.shard, host.donor) not in counting or host.standing != "new"):
+            raise InvariantError(f"{host} has a donor that is no counting host, or needs none")
+        if host.donor is not None and not 0 <= host.step <= after.committed[0]:
+            raise InvariantError(f"{host} is offered a state that is not committed")
+    commits = after.committed[0] > before.committed[0]
+    if commits and state_shards.uncounted(before):
+        raise InvariantError(f"step {after.committed[0]} is committed without a counting host of each state shard")
+    if before.phase != "running" or after.phase != "running":
+        return
+    old = {(host.shard, host.member): host for host in before.state_hosts}
+    if after.epoch == before.epoch:
+        named = [(host.shard, host.member, host.counts) for host in after.state_hosts]
+        if named != [(host.shard, host.member, host.counts) for host in before.state_hosts]:
+            raise InvariantError(f"hosts of state shards changed inside epoch {after.epoch}")
+        return
+    still = {host.shard for host in before.state_hosts if host.counts and host.member in members}
+    for shard, member in counting:
+        known = old.get((shard, member))
+        if known is None or not (known.counts or commits or shard not in still):
+            raise InvariantError(f"group {member[0]} counts for state shard {shard} without a comparison")
+    able = after.live.keys() - after.drained
+    enough = min(after.job.state_copies, len(able))
+    for shard in shards:
+        there = {group for at, group in pairs if at == shard} & able
+        if shard not in state_shards.uncounted(after) and len(there) < enough:
+            raise InvariantError(f"state shard {shard} has hosts {sorted(there)} among {sorted(able)} in a new epoch")
+    enough = min(after.job.state_copies, len(able & before.live.keys()))  # who joins now cannot have a copy yet
+    for host in before.state_hosts if commits else ():
+        copies = sum(at == host.shard for at, _ in counting)
+        if host.member not in members and copies < enough:
+            raise InvariantError(f"group {host.group} leaves, and state shard {host.shard} has {copies} copies")
 
 
 def _stack(state: State, group: int) -> set[int]:
@@ -186,6 +236,8 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
     votes = _with(before, event)
     for group in after.live.keys() - before.live.keys():
         learner = after.learners.get(group)
+        if learner is not None and learner.ready and after.job.state_shards and not any(after.segments_of(group)):
+            continue
         if learner is None or learner.applied != before.committed[0] or any(after.segments_of(group)):
             raise InvariantError(f"group {group} joins as a holder, with a piece, or not after step {before.committed}")
         if any(vote.result.weights_digest for vote in votes.values()) and not learner.proved:

@@ -5,14 +5,28 @@ None of it makes an epoch where only learners are concerned, because nobody wait
 
 from __future__ import annotations
 
-from spare_megatron.protocol import offers
+from spare_megatron.protocol import offers, state_shards
 from spare_megatron.protocol.audits import name_groups
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.learner import Learner
-from spare_megatron.protocol.membership import lose, send_back
-from spare_megatron.protocol.messages import CaughtUp, Deferred, Hello, Loss, Lost, Ready, SendView, Void, Withdrawn
+from spare_megatron.protocol.membership import lose, send_back, take
+from spare_megatron.protocol.messages import (
+    CaughtUp,
+    Deferred,
+    Have,
+    Hello,
+    Loss,
+    Lost,
+    Ready,
+    SendView,
+    Void,
+    Withdrawn,
+)
 from spare_megatron.protocol.state import State
-from spare_megatron.protocol.transition import Transition, decide, ignore, taken_by
+from spare_megatron.protocol.transition import Transition, decide, ignore, stop, taken_by
+
+NO_OFFER = 0
+"""The number in the ``CaughtUp`` of a joiner that got the weights without an offer (protocol.state_shards)."""
 
 
 def enter(state: State, event: Hello) -> Transition:
@@ -57,7 +71,8 @@ def _learner(state: State, group: int, incarnation: int, number: int | None) -> 
     known = state.learners.get(group)
     if state.phase != "running" or known is None or known.incarnation != incarnation:
         return None
-    if number is not None and (known.offer is None or known.offer.number != number):
+    follows = known.offer.number if known.offer else NO_OFFER if state.job.state_shards else None
+    if number is not None and number != follows:
         return None
     return known
 
@@ -99,11 +114,31 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
         why = f"the weights that group {group} computed after step {step} are others than the voted ones"
         return _void(state, group, why, wrong=True)
     if group in state.live and step == state.committed[0]:
-        here = offers.holding(state, group, checked.proved)
+        here = offers.holding(state, group, checked.proved or known.offer is None)
         here = replace(here, relief=replace(here.relief, rounds=0))
         return ignore(here, f"group {group} holds the state of step {step} now")
     after = replace(state, learners={**state.learners, group: checked})
     return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
+
+
+def have(state: State, event: Have) -> Transition:
+    """A new host of a state shard has its state, or has nothing and no donor. Where no host counts for the shard, the
+    first one that has the state counts at once; when none has it any more, the job ends (rule 28)."""
+    host = state_shards.new_host(state, event) if state.phase in ("running", "ending") else None
+    shard = state_shards.named([event.shard])
+    if host is None:
+        return ignore(state, f"group {event.group} reports on {shard} what is known, or it is no new host of it")
+    after = state_shards.reported(state, host, event.whole)
+    why = f"group {event.group} has {'' if event.whole else 'neither a donor nor '}{shard}"
+    if event.shard not in state_shards.uncounted(after):
+        return ignore(after, why)
+    if state.phase == "ending":
+        after = state_shards.remaining(after)
+    elif event.whole:
+        return take(after, state, {}, f"{why}, of which it is the only host now")
+    if state.saved_step < state.committed[0] and (lost := state_shards.lost(after)):
+        return stop(after, "wipe-out", f"{why}; no copy is left of {state_shards.named(lost)}")
+    return ignore(after, why)
 
 
 def void(state: State, event: Void) -> Transition:

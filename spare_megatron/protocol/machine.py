@@ -20,6 +20,7 @@ from spare_megatron.protocol.messages import (
     DrainRequested,
     Event,
     GaveBack,
+    Have,
     Hello,
     Hosts,
     JoinersLate,
@@ -79,6 +80,8 @@ def step(state: State, event: Event) -> Transition:
         return speeds.measured(state, event)
     if isinstance(event, Hosts):
         return hosting.hosts(state, event)
+    if isinstance(event, Have):
+        return learning.have(state, event)
     if isinstance(event, Ready):
         return learning.ready(state, event)
     if isinstance(event, CaughtUp):

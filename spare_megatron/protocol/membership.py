@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from spare_megatron.config.plural import counted
-from spare_megatron.protocol import adoption, audits, ending, offers
+from spare_megatron.protocol import adoption, audits, ending, offers, state_shards
 from spare_megatron.protocol.assign import Patch, WipeOut, assign, first_assignment, patch
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.messages import Action, JoinersLate, Loss, Lost
@@ -47,7 +47,7 @@ def begin(state: State, why: str) -> Transition:
     live = tuple(sorted(state.live))
     first = first_assignment(state.where, spec.pieces_per_shard, spec.granularity)
     drawn = first
-    state = adoption.covered(replace(state, holders=frozenset(live)))
+    state = state_shards.drawn(adoption.covered(replace(state, holders=frozenset(live))))
     if len(live) < spec.num_groups:
         found = assign(state.where, live, spec.pieces_per_shard, spec.granularity, first)
         if isinstance(found, WipeOut):
@@ -125,9 +125,10 @@ def lose(state: State, event: Lost) -> Transition:
 
 
 def costs_too_much(before: State, after: State, retries: Retries, failing_s: float) -> bool:
-    """Whether a loss without proof is not to be acted on, because it ends the job, or would if nobody could adopt what
-    the group hosts; the latter while the step may be tried again."""
-    if after.stopped:
+    """Whether a loss without proof is not to be acted on, because it ends the job, or leaves a state shard without a
+    host that counts, or would end the job if nobody could adopt what the group hosts; the latter while the step may be
+    tried again."""
+    if after.stopped or len(state_shards.uncounted(after)) > len(state_shards.uncounted(before)):
         return True
     return not set(after.where.adopted) <= set(before.where.adopted) and not is_hopeless(before, retries, failing_s)
 
@@ -195,6 +196,7 @@ def _shrink(
     )
     surviving = after.live
     after, called = offers.last_resort(after, before.learners)
+    after = state_shards.remaining(after)
     if not surviving and not after.holders - after.untried:
         return stop(after, "wipe-out", f"{why}; every group is lost", fences)
     if after.live != surviving:  # what earlier epochs show of links is not about members that were not there
@@ -205,6 +207,8 @@ def _shrink(
         reason = f"{why}; no live group holds the state of step {after.committed[0]}"
         reason += ", which votes have compared" if after.holders else ""
         return stop(after, "wipe-out", reason, fences)
+    if lost := state_shards.lost(after):
+        return stop(after, "wipe-out", f"{why}; no copy is left of {state_shards.named(lost)}", fences)
     drawn = draw_standing(after, live)
     if isinstance(drawn, WipeOut):
         return stop(after, "wipe-out", f"{why}; {drawn.reason}", fences)
@@ -212,7 +216,7 @@ def _shrink(
     if isinstance(grown, WipeOut):
         return stop(after, "wipe-out", f"{why}; {grown.reason}", fences)
     plan, patched = grown
-    after = offers.offered(replace(after, plan=plan, standing=drawn))
+    after = offers.offered(state_shards.renewed(replace(after, plan=plan, standing=drawn)))
     reason = (
         f"{why}; epoch {after.epoch} with {len(live)} of {spec.num_groups} groups; step {after.step_in_flight}: "
         f"{patched.reason}; steps after it: {drawn.assignment.reason}"
@@ -275,7 +279,8 @@ def retry(state: State, retries: Retries, why: str, failing_s: float) -> Transit
             f"{state.job.retry_limit} and {_give_up_s(state):g} s) and no group whose loss can be masked explains it"
         )
         return stop(state, "failed", with_checkpoint(state, reason))
-    again = offers.offered(replace(state, epoch=state.epoch + 1, votes={}, retries=retries))
+    again = replace(state, epoch=state.epoch + 1, votes={}, retries=retries)
+    again = offers.offered(state_shards.renewed(again))
     delay_s = backoff_s(retries.failures)
     reason = f"{why}; epoch {again.epoch}, same {counted(len(again.live), 'group')}, attempt {retries.failures + 1}"
     return decide(again, views(again, delay_s), reason)
@@ -341,10 +346,13 @@ def waited_for(state: State) -> list[int]:
     return sorted(group for group in state.joiners if not any(state.segments_of(group)))
 
 
-def change_members(state: State, joining: Sequence[int], left: Sequence[int], why: str) -> Transition:
+def change_members(
+    state: State, joining: Sequence[int], left: Sequence[int], why: str, rehosts: bool = False
+) -> Transition:
     """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
-    neither, the standing assignment alone changes, because groups are slow for long (rule 24)."""
+    neither, the standing assignment alone changes, because groups are slow for long (rule 24), or hosts of state shards
+    do."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
     if joining:  # in order, so that sorting them again and again costs little
@@ -356,7 +364,7 @@ def change_members(state: State, joining: Sequence[int], left: Sequence[int], wh
     if left:
         words.append(f"{audits.name_groups(left)} {'has' if len(left) == 1 else 'have'} left")
     if not words:
-        words.append("later steps are shared out by speed")
+        words.append("hosts of state shards change" if rehosts else "later steps are shared out by speed")
     plan = state.plan.grown(members, {})
     grown = replace(
         state,
@@ -367,6 +375,7 @@ def change_members(state: State, joining: Sequence[int], left: Sequence[int], wh
         retries=Retries(),
         standing=drawn,
     )
+    grown = state_shards.renewed(state_shards.remaining(grown))
     after = drawn.assignment.reason
     reason = (
         f"{why}; {' and '.join(words)} in epoch {grown.epoch}, {counted(len(live), 'group')}; after this step: {after}"

@@ -58,6 +58,11 @@ class JobSpec:
     """Save at once where the loss of one more group would end the job (protocol.saves)."""
     adoption: bool = False
     """Groups take over shards that have lost their last host (protocol.adoption)."""
+    state_shards: int = 0
+    """S: parts into which the optimizer's state is divided (protocol.state_shards); 0: every group hosts
+    everything."""
+    state_copies: int = 0
+    """r_s: hosts of each state shard; without meaning where there are none."""
 
 
 # ---------------------------------------------------------------------------------------------------------- events
@@ -168,6 +173,8 @@ class ReductionResult:
     """(piece, checksum of its gradient) of every piece that the group audited, in order."""
     parts: tuple[ParameterChecksum, ...] = ()
     """The checksums of each parameter for the pieces (or ``WEIGHTS``) that the view called disputed."""
+    state: tuple[tuple[int, int], ...] = ()
+    """(state shard, checksum of its state after step - 1) of those that the group keeps, in order."""
 
     @property
     def at(self) -> tuple[int, int]:
@@ -342,6 +349,18 @@ class Hosts:
 
 
 @dataclass(frozen=True)
+class Have:
+    """A new host of a state shard reports, in each epoch that it has a view of, that it has the shard's state and every
+    result since; or that it has not, and that its view names no donor."""
+
+    group: int
+    incarnation: int
+    epoch: int
+    shard: int
+    whole: bool
+
+
+@dataclass(frozen=True)
 class Saved:
     """A group wrote a checkpoint of ``step`` and asks whether it counts."""
 
@@ -404,6 +423,7 @@ Event: TypeAlias = (
     | SpeedsMeasured
     | GaveBack
     | Hosts
+    | Have
     | Saved
     | StopRequested
     | DrainRequested

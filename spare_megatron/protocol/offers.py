@@ -27,9 +27,10 @@ VOIDS_MAX = 3
 
 def offered(state: State) -> State:
     """The state in which each learner that could take an offer and has none has one, of the state after t*. A learner
-    for which all donors serve enough already waits; a joiner does not."""
+    for which all donors serve enough already waits; a joiner does not. With state shards a member gets the weights from
+    any other, and the state of the shards that it hosts by an offer of its own (protocol.state_shards)."""
     ready = sorted(g for g, known in state.learners.items() if known.ready and known.offer is None)
-    if not ready:
+    if not ready or state.job.state_shards:
         return state
     able, number = sorted(state.holders - state.untried), state.offers_made
     learners, serves = dict(state.learners), {group: len(offers) for group, offers in state.serves.items()}
@@ -127,7 +128,9 @@ def compare(known: Learner, digest: str) -> Learner | None:
 
 def admissible(state: State, digest: str) -> list[int]:
     """Learners that may be members of the epoch after the commit of t* + 1: proved, and in the state after t*. Where
-    votes have no ``digest`` nothing can be compared."""
+    votes have no ``digest`` nothing can be compared. With state shards: those that are ready."""
+    if state.job.state_shards:
+        return sorted(group for group, known in state.learners.items() if known.ready)
     return sorted(
         group
         for group, known in state.learners.items()

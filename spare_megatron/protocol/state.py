@@ -19,7 +19,7 @@ from spare_megatron.protocol.assign import Assignment
 from spare_megatron.protocol.blame import Evidence
 from spare_megatron.protocol.learner import Learner
 from spare_megatron.protocol.messages import JobSpec, Saved, Vote
-from spare_megatron.protocol.view import MemberId, Offer, ReliefAsk, Segments, View
+from spare_megatron.protocol.view import MemberId, Offer, ReliefAsk, Segments, StateHost, View
 
 
 class Plan(Mapping[int, Segments]):
@@ -219,6 +219,9 @@ class State:
     (protocol.adoption). ``placement`` has these hosts too."""
     unable: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Group -> the shards that its incarnation was to adopt and cannot open."""
+    state_hosts: tuple[StateHost, ...] = ()
+    """The hosts of all state shards, sorted by (shard, group); empty where every group hosts everything
+    (protocol.state_shards)."""
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
@@ -366,6 +369,7 @@ class State:
             else (),
             ask=self.relief.asked.get(group),
             asks_made=self.asks_made,
+            state_hosts=self.state_hosts,
         )
 
 

@@ -47,6 +47,7 @@ def decode_state(plain: Mapping[str, Any]) -> State:
         ValueError, KeyError, TypeError: these are not the values of a state.
     """
     table = [_decode_assignment(one) for one in plain["assignments"]]
+    plain = {"state_hosts": [], **plain}  # snapshots from before there were any
     values = {name: of_plain(plain[name]) for name, (_, of_plain) in _FIELDS.items()}
     spec, standing = values["spec"], _decode_standing(plain["standing"], table)
     state = State(
@@ -217,7 +218,7 @@ _PAIRS = (_pairs, _of_pairs)
 _GROUPS: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (sorted, frozenset)
 _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver"), _ENCODED),
+    **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver", "state_hosts"), _ENCODED),
     **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
     **dict.fromkeys(("witnesses", "endangered", "accused"), (sorted, _decode_members)),

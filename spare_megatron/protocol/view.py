@@ -25,6 +25,35 @@ class Offer:
     donors: tuple[MemberId, ...]
 
 
+COUNTS, WHOLE, NEW, VOID = "counts", "whole", "new", "void"
+"""How far a host of a state shard is: votes have found its copy to be right; it has reported that it has the state;
+it is to get it; it has reported that it has nothing and no donor."""
+
+
+@dataclass(frozen=True)
+class StateHost:
+    """A group that keeps one state shard: the optimizer's state of a part of the parameters."""
+
+    shard: int
+    group: int
+    incarnation: int
+    standing: str = COUNTS
+    """``COUNTS``, ``WHOLE``, ``NEW`` or ``VOID``; all but the first are *new* hosts."""
+    donor: MemberId | None = None
+    """For a new host: the counting host that gives it the state of the shard after ``step``."""
+    step: int = -1
+
+    @property
+    def member(self) -> MemberId:
+        """(group, incarnation)."""
+        return self.group, self.incarnation
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a counting host."""
+        return self.standing == COUNTS
+
+
 @dataclass(frozen=True)
 class ReliefAsk:
     """A group is to give back pieces of the step in flight that it has not begun."""
@@ -82,6 +111,8 @@ class View:
     still in its segments."""
     asks_made: int = 0
     """Number of the newest ask of any group when this view was made."""
+    state_hosts: tuple[StateHost, ...] = ()
+    """The hosts of all state shards, sorted by (shard, group); empty where every group hosts everything."""
 
     @property
     def receiver(self) -> MemberId:

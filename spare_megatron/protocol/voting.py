@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spare_megatron.config import plural
-from spare_megatron.protocol import adoption, audits, ending, membership, offers, saves
+from spare_megatron.protocol import adoption, audits, ending, membership, offers, saves, state_shards
 from spare_megatron.protocol.blame import Culprit, culprit
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.divergence import check_weights, diverged
@@ -55,6 +55,8 @@ def vote(state: State, event: Vote) -> Transition:
         return _failed_vote(state, event)
     if result.epoch != state.epoch:
         return ignore(state, f"group {group} voted for epoch {result.epoch}, the epoch is {state.epoch}")
+    if waiting := state_shards.uncounted(state):
+        return ignore(state, f"group {group} voted while no host counts for {state_shards.named(waiting)}")
     if group not in state.holders:
         return ignore(state, f"group {group} voted before it held the state of step {state.committed[0]}")
     planned = [piece for segment in state.segments_of(group) for piece in segment]
@@ -64,7 +66,7 @@ def vote(state: State, event: Vote) -> Transition:
             f"{len(planned)} of its plan"
         )
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
-    unlike = audits.unlike_the_plan(state, event)
+    unlike = audits.unlike_the_plan(state, event) or state_shards.unlike_the_hosts(state, event)
     if unlike:
         return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=unlike),)))
     counted = replace(state, votes={**state.votes, group: event})
@@ -79,7 +81,7 @@ def all_voted(state: State, event: AllVoted) -> Transition:
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if len(state.holders) < len(state.live):
         return ignore(state, "a joiner has not said Applied yet")
-    if state.disputes or any(state.audits.values()):
+    if state.disputes or any(state.audits.values()) or state.state_hosts:
         return ignore(state, f"the votes of step {event.step} are to be compared: each must come by itself")
     return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest), event.weights_digest)
 
@@ -217,6 +219,7 @@ def _commit(state: State, digest: str) -> Transition:
     step, voters = state.step_in_flight, tuple(sorted(state.live))
     saver = saves.saver(voters), state.live[saves.saver(voters)]
     ends = step >= state.job.last_step or bool(state.leave)
+    hosts, state = state.state_hosts, state_shards.compared(state)
     state, leaves = (state, ()) if ends else _without_leaving(state)
     state, unlike = offers.disproved(state, digest)
     joining = [] if ends else offers.admissible(state, digest)
@@ -262,11 +265,12 @@ def _commit(state: State, digest: str) -> Transition:
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
-    if not (joining or leaves or by_speed):
+    rehosts = not ends and state_shards.renewed(after).state_hosts != hosts
+    if not (joining or leaves or by_speed or rehosts):
         learners = [SendView(after.view_of(group)) for group in sorted(after.learners)]
         return decide(after, [*actions, *learners], reason)
     left = [fence.group for fence in leaves]
-    changed, decision = membership.change_members(after, joining, left, reason)
+    changed, decision = membership.change_members(after, joining, left, reason, rehosts)
     return decide(changed, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
 
 
@@ -283,7 +287,8 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     steps; offers end in which they are donors."""
     assert state.standing is not None, "a running job has a standing assignment"
     drawn = state.standing.assignment
-    out = sorted(group for group in state.drained if group in state.live and not drawn.alive[group])
+    idle = [group for group in state.drained if group in state.live and not drawn.alive[group]]
+    out = sorted(set(idle) - state_shards.needed(state, idle))
     if not out:
         return state, ()
     gone = {(group, state.live[group]) for group in out}

@@ -6,11 +6,12 @@ from spare_megatron.protocol import draining, relief
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state
 from spare_megatron.protocol.speeds import slowness_after
-from tests.explore import judge, observer
+from tests.explore import judge, observer, shard_judge
 from tests.explore.brain import Brain, Brains, Step, Word
 from tests.explore.keep import Keeper, Kept
-from tests.explore.process import Process, Processes, Result, Serving
+from tests.explore.process import Copies, Process, Processes, Result, Serving
 from tests.explore.shape import Shape
+from tests.explore.shard_process import ShardProcesses
 from tests.explore.world import World
 
 LONG_S = 1e6
@@ -25,7 +26,7 @@ class Effects:
         self.brains = Brains(self.keeper, forgetful=shape.observed)
         self.only: str | None = None
         """The only kind of fault that may happen, where somebody looks for such moves; else None."""
-        self.rules = Processes(self.spec, self.keeper)
+        self.rules = (ShardProcesses if shape.state_shards else Processes)(self.spec, self.keeper)
         self.heard: list[m.Event] | None = None
         """All events of the present coordinator, in order, where somebody wants to know; else None."""
         self.reasons: list[str] = []
@@ -38,7 +39,9 @@ class Effects:
         opened = m.Opened(self.spec, 1, 1)
         closed = World(
             brain=self.brains.of(initial_state()),
-            processes=tuple(self.rules.connect(Process(group, 0), 1) for group in range(self.shape.groups)),
+            processes=tuple(
+                self.rules.connect(Process(group, 0, copies=self._copies(0)), 1) for group in range(self.shape.groups)
+            ),
             left=self.shape.faults,
             each=tuple(limit for _, limit in self.shape.each),
         )
@@ -53,6 +56,8 @@ class Effects:
         done = self.brains.step(w.brain, self.keeper.keep(event))
         self.reasons.append(done.reason)
         judged = (observer if self.shape.observed else judge).decided(w, self.shape, event, done)
+        if self.shape.state_shards:
+            shard_judge.decided(w, done)
         after = self._speak(judged._replace(brain=done.after), done.words, done.after.state.fencing)
         if self.shape.observed:
             observer.told(after)
@@ -189,6 +194,8 @@ class Effects:
     def compute(self, w: World, n: int, wrong: str = "") -> World:
         """A process runs its segments and contributes to the sum of its epoch."""
         p = w.processes[n]
+        if p.copies is not None:
+            shard_judge.computes(p)
         done = self.rules.compute(p, wrong)
         key, part = (done.known.step, done.known.epoch), (p.group, p.incarnation, done.ran, done.audited)
         shares = dict(w.shares)
@@ -239,14 +246,24 @@ class Effects:
         done = self.rules.fetched(p, parts) if p.applied < 0 else self.rules.caught_up(p)
         return self.put(self.blame(w, p) if done.damage else w, n, done)
 
+    @property
+    def shards(self) -> ShardProcesses:
+        """The rules of a job with state shards."""
+        assert isinstance(self.rules, ShardProcesses), "a job without state shards"
+        return self.rules
+
+    def _copies(self, step: int) -> Copies | None:
+        return Copies((step,) * self.shape.state_shards) if self.shape.state_shards else None
+
     def come_back(self, w: World, group: int) -> World:
         """A new process of a group says Hello. It knows which incarnation was there before it."""
         state = w.brain.state
         birth = str(1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)]))
         if self.shape.observed and state.phase == "forming":  # a launcher tells its processes their incarnation
-            p = Process(group, int(birth), birth=birth)
+            p = Process(group, int(birth), birth=birth, copies=self._copies(0))
         else:
             p = Process(group, -1, birth=birth, replaces=state.present.get(group, -1), applied=-1, weights="")
+            p = p._replace(copies=self._copies(-1))
         processes = sorted((*w.processes, self.rules.connect(p, state.fencing)), key=lambda q: q[:2])
         return w._replace(processes=tuple(processes))
 

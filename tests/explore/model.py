@@ -36,6 +36,7 @@ from spare_megatron.protocol.membership import waited_for
 from tests.explore.effects import Effects
 from tests.explore.process import Process
 from tests.explore.shape import Shape
+from tests.explore.shard_process import Wanted
 from tests.explore.world import World
 
 Move = tuple[str, bool, Callable[[], World]]
@@ -130,10 +131,12 @@ class Model:
                 return n, p, own
         return None
 
-    @staticmethod
-    def _teaches(w: World) -> bool:
-        """Whether a process gets its state by an offer, so that it matters when its donors hear something."""
-        return any(p.offer is not None for p in w.processes) or bool(w.brain.state.learners)
+    def _teaches(self, w: World) -> bool:
+        """Whether a process gets its state by an offer, so that it matters when its donors hear something; with state
+        shards any process may."""
+        return (
+            self.shape.state_shards > 0 or any(p.offer is not None for p in w.processes) or bool(w.brain.state.learners)
+        )
 
     def _whole(self, w: World) -> bool:
         """Whether no connection is broken or can break."""
@@ -173,12 +176,44 @@ class Model:
                 yield f"answer {p.name} {number}", False, partial(self.do.put, w, n, after)
         for shard in self.do.rules.opens(p):
             yield f"open {p.name} {shard}", False, partial(self.do.put, w, n, self.do.rules.open(p, shard, True))
-        if p.saving is not None:
+        if p.saving is not None and (p.copies is None or self._all_there(w, p.saving[0])):
             yield f"saved {p.name}", False, lambda: self.do.put(w, n, self.do.rules.saved(p))
+        if p.copies is not None:
+            yield from self._shards(w, n, p)
         if p.offer is not None:
             yield from self._learning(w, n, p)
         elif self.do.rules.applies(p):
             yield f"apply {p.name}", False, lambda: self.do.apply(w, n)
+
+    def _shards(self, w: World, n: int, p: Process) -> Iterator[Move]:
+        """A process gets the weights of a shard from whoever has them, or, as a new host, its state from the donor."""
+        rules, others = self.do.shards, [q for q in w.processes if q is not p]
+        for shard in rules.gathers(p):
+            if any(rules.kept(q).weights[shard] == rules.target(p) for q in others):
+                yield f"gather {p.name} {shard}", False, partial(self._gather, w, n, shard)
+        for wanted in rules.fetches(p):
+            part = wanted.shard, (p.group, p.incarnation), wanted.step
+            if any(q[:2] == wanted.donor and part in rules.kept(q).copied for q in others):
+                yield f"fetch {p.name} {wanted.shard}", False, partial(self._fetch, w, n, wanted)
+        if self._fetching(p) and rules.reduces(p):
+            result = self.do.sum_of(w, p)
+            if result is not None:
+                yield f"reduce {p.name}", False, lambda: self.do.reduce(w, n, result)
+
+    def _gather(self, w: World, n: int, shard: int) -> World:
+        return self.do.put(w, n, self.do.shards.gathered(w.processes[n], shard))
+
+    def _fetch(self, w: World, n: int, wanted: Wanted) -> World:
+        return self.do.put(w, n, self.do.shards.fetched(w.processes[n], wanted))
+
+    def _fetching(self, p: Process) -> bool:
+        """Whether its vote depends on when it has fetched what it is to host."""
+        return p.copies is not None and bool(self.do.shards.fetches(p))
+
+    def _all_there(self, w: World, step: int) -> bool:
+        """Whether somebody has the state of each shard after a step, for the checkpoint."""
+        there = {shard for q in w.processes for shard, at in self.do.shards.kept(q).own if at == step}
+        return len(there) == self.shape.state_shards
 
     def _learning(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """A learner or joiner gets what its donors have for it, or finds that one has dropped it."""
@@ -203,6 +238,8 @@ class Model:
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
                 yield f"err {p.name} {wrong}", True, partial(do.compute, do.pay(w, "err"), n, wrong)
         elif rules.reduces(p):
+            if self._fetching(p):
+                return
             result = do.sum_of(w, p)
             if result is not None:
                 yield f"reduce {p.name}", False, lambda: do.reduce(w, n, result)

@@ -37,6 +37,7 @@ from collections.abc import Iterable
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.learner import Learner
 from spare_megatron.protocol.state import State
+from tests.explore import shard_judge
 from tests.explore.brain import Step
 from tests.explore.judge import offered
 from tests.explore.memory import Memory, Who
@@ -238,6 +239,8 @@ def _is_contradicted(known: Memory, offer: tuple[int, str], done: Step) -> bool:
 def lacks(w: World, shape: Shape, known: Memory, event: m.Event, gone: Iterable[Who]) -> str:
     """What a job that goes on without those that are ``gone`` would lack; empty where it could go on."""
     before = w.brain.state
+    if shape.state_shards and (lack := shard_judge.lacks(w, frozenset(gone))):
+        return lack
     here = {(p.group, w.incarnation(p)): p for p in w.processes}
     there = {who: here[who] for who in before.present.items() if who in here and who not in set(gone)}
     members = {who: p for who, p in there.items() if before.live.get(who[0]) == who[1]}

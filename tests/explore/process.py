@@ -19,7 +19,7 @@ from spare_megatron.protocol import audits, member, saves
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.member import Change, Orders, first_orders
 from spare_megatron.protocol.rebalance import first_given
-from spare_megatron.protocol.view import Offer, View
+from spare_megatron.protocol.view import MemberId, Offer, View
 from tests.explore.keep import Keeper, Kept
 
 Found = tuple[int, int]
@@ -36,6 +36,21 @@ class Serving(NamedTuple):
     damage: str
     upto: int
     """The newest step whose result it has."""
+
+
+class Copies(NamedTuple):
+    """What a process has of weights and of state shards (tests.explore.shard_process)."""
+
+    weights: tuple[int, ...]
+    """Of each shard: the step after which it has the weights; -1: none."""
+    own: tuple[tuple[int, int], ...] = ()
+    """(shard, step after which it has its state), sorted."""
+    sums: tuple[tuple[int, int, int], ...] = ()
+    """(shard, step, epoch) of the sums that it has and has not applied."""
+    copied: tuple[tuple[int, MemberId, int], ...] = ()
+    """As a donor: (shard, new host, step) of the states that it has copied."""
+    caught: int = -1
+    """The step to which it has caught up as a joiner."""
 
 
 class Result(NamedTuple):
@@ -107,6 +122,8 @@ class Process(NamedTuple):
     """Number of the newest offer in which it was made a donor."""
     withdrew: tuple[int, ...] = ()
     """The listed offers that it has withdrawn from."""
+    copies: Copies | None = None
+    """None in a job without state shards."""
 
     @property
     def name(self) -> str:
@@ -335,7 +352,12 @@ class Processes:
             checksums=tuple((piece, ran[piece]) for piece in inside),
             audits=p.audited,
             links=links,
+            state=tuple(one for one in p.copies.own if one[1] == orders.step - 1) if p.copies else (),
         )
+        if result is not None and p.copies is not None:
+            mine = [host.shard for host in orders.state_hosts if host.member == (p.group, p.incarnation)]
+            sums = {*p.copies.sums, *((shard, orders.step, orders.epoch) for shard in mine)}
+            p = p._replace(copies=p.copies._replace(sums=tuple(sorted(sums))))
         return self._vote(p._replace(held=result), said)
 
     @staticmethod

@@ -43,6 +43,9 @@ class Shape:
     granularity: str = "microbatch"
     emergency_saves: bool = False
     adoption: bool = False
+    state_shards: int = 0
+    """Number of state shards; 0: every group hosts everything."""
+    state_copies: int = 0
     hasty: bool = False
     """A step that has failed once has failed too often and for too long."""
     formed: bool = False
@@ -76,4 +79,6 @@ class Shape:
             save_every=self.save_every,
             emergency_saves=self.emergency_saves,
             adoption=self.adoption,
+            state_shards=self.state_shards,
+            state_copies=self.state_copies,
         )

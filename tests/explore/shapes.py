@@ -48,6 +48,21 @@ PLAIN = {
     "three groups without redundancy, a shard adopted or not": Shape(
         3, 1, steps=1, faults=3, kinds=frozenset({"kill", "unable"}), each=(("kill", 1),), adoption=True, formed=True
     ),
+    "two groups, two state shards twice, any two of a few faults": Shape(
+        faults=2, kinds=frozenset({"kill", "suspect", "restart"}), state_shards=2, state_copies=2, formed=True
+    ),
+    "two groups, two state shards once, losses and a takeover": Shape(
+        faults=2, kinds=frozenset({"kill", "takeover"}), state_shards=2, state_copies=1, formed=True
+    ),
+    "two groups, two state shards twice, a group lost and back, and another loss": Shape(
+        faults=3, kinds=frozenset({"kill", "return"}), state_shards=2, state_copies=2, formed=True
+    ),
+    "three groups, two state shards twice, two losses": Shape(
+        3, 3, faults=2, kinds=frozenset({"kill"}), state_shards=2, state_copies=2, formed=True
+    ),
+    "three groups, two state shards once, one is drained": Shape(
+        3, 3, faults=1, kinds=frozenset({"drain"}), state_shards=2, state_copies=1, formed=True
+    ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
     ),
@@ -226,6 +241,28 @@ FULL = {
     "two groups without redundancy, a shard adopted, lost and back, and a save": Shape(
         2, 1, steps=5, faults=3, kinds=frozenset({"kill", "unable", "return"}), save_every=1, adoption=True, formed=True
     ),
+    **{
+        f"{number} groups, two state shards {copies} times, {name}": Shape(
+            number, number, faults=faults, kinds=kinds, state_shards=2, state_copies=copies, formed=True
+        )
+        for number, copies, name, faults, kinds in (
+            *((2, copies, "any two faults", 2, ANY) for copies in (1, 2)),
+            *((3, copies, "any fault", 1, ANY) for copies in (1, 2)),
+            *((2, copies, "one is drained, and any fault", 2, ANY | {"drain"}) for copies in (1, 2)),
+            (3, 1, "one is drained and a loss", 2, frozenset({"drain", "kill"})),
+            (3, 2, "losses and a takeover", 2, frozenset({"kill", "takeover"})),
+        )
+    },
+    "three groups, two state shards twice, a group lost and back": Shape(
+        3,
+        3,
+        faults=2,
+        kinds=frozenset({"kill", "return"}),
+        each=(("kill", 1), ("return", 1)),
+        state_shards=2,
+        state_copies=2,
+        formed=True,
+    ),
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(
         3, 3, faults=3, kinds=frozenset({"kill", "return"}), save_every=1
@@ -233,6 +270,8 @@ FULL = {
 }
 
 WALKED = frozenset(FAULTS) - {"hurry"}
+SHARDS = frozenset({*BACK, "stall", "standstill", "fail", "repeat", "stop", "drain"})
+"""What is explored of state shards, whose saves and damage are not."""
 WALKS = {
     "two groups": Shape(2, 2, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, audit_rate=0.5),
     "two groups, adoption": Shape(2, 1, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=1, adoption=True),
@@ -263,6 +302,13 @@ WALKS = {
         4, 3, steps=4, faults=12, kinds=WALKED, save_every=2, audit_rate=1.0, formed=True
     ),
     "four groups, all on all": Shape(4, 4, steps=4, faults=10, kinds=WALKED, save_every=1, audit_rate=1.0, formed=True),
+    "three groups, state shards": Shape(
+        3, 3, steps=6, faults=10, kinds=SHARDS, save_every=0, state_shards=2, state_copies=2, formed=True
+    ),
+    "four groups, state shards": Shape(
+        4, 4, steps=6, pieces=2, faults=10, kinds=SHARDS, state_shards=4, state_copies=2, formed=True
+    ),
+    "five groups, state shards": Shape(5, 5, steps=6, faults=10, kinds=SHARDS, state_shards=3, state_copies=3),
     "five groups": Shape(
         5, 2, steps=6, faults=12, kinds=WALKED, save_every=2, audit_rate=0.3, adoption=True, hasty=True, formed=True
     ),

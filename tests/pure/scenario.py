@@ -7,18 +7,21 @@ it). Every transition is checked against the invariants, and every view crosses 
 Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
-         [audit=0.5] [seed=7] [save=steps] [emergency=1] [adoption=1]
+         [audit=0.5] [seed=7] [save=steps] [emergency=1] [adoption=1] [shards=S] [copies=r_s]
     reopen                          the coordinator restarts in the same life
     life                            a new life of the job starts from step `first`
     hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [birth=word]
          [replaces=-1]              inc=-1: a new process, whose incarnation the machine draws
     ready G[,G...]
     caught-up G[,G...] [step=t] [weights=d] [offer=number]
+    have G[,G...] shard=i [not] [epoch=e]
+                                    of a state shard: it has it, or nothing and no donor
     void G [offer=number]
     withdraw G offer=number
     vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [mute=from>to,from>to] [failing=seconds]
-         [result=d] [weights=d] [wrong=piece,piece] [at-rank=position]
-                                    a checksum is the piece's number, or below 0 for a wrong piece
+         [result=d] [weights=d] [wrong=piece,piece] [at-rank=position] [state=shard:checksum,...]
+                                    a checksum is the piece's number, or below 0 for a wrong piece; of a state shard it
+                                    is 0, and the vote has those for which the group counts or is whole
     vote all                        every live group votes ok with the pieces of its plan
     allvoted
     applied G[,G...] [step=t] [epoch=e]
@@ -53,7 +56,7 @@ from spare_megatron.protocol import audits
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.invariants import check
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.view import Offer, ReliefAsk, View
+from spare_megatron.protocol.view import COUNTS, NEW, VOID, WHOLE, Offer, ReliefAsk, View
 
 FOLDER = Path(__file__).parent / "scenarios"
 
@@ -142,6 +145,9 @@ class Player:
             return replace(hello, birth=birth, replaces=replaces)
         learner = self.state.learners.get(group)
         number = int(options.get("offer", learner.offer.number if learner and learner.offer else 0))
+        if verb == "have":
+            epoch = int(options.get("epoch", self.state.epoch))
+            return m.Have(group, incarnation, epoch, int(options["shard"]), "not" not in plain)
         if verb == "ready":
             return m.Ready(group, incarnation)
         if verb == "void":
@@ -176,9 +182,18 @@ class Player:
             result_digest=options.get("result", ""),
             weights_digest=options.get("weights", ""),
             links=_links(group, options),
+            state=self._kept(group, options),
             **self._checked(group, step, pieces, options),  # type: ignore[arg-type]
         )
         return m.Vote(group, incarnation, result, float(options.get("failing", 0.0)))
+
+    def _kept(self, group: int, options: dict[str, str]) -> tuple[tuple[int, int], ...]:
+        """(state shard, checksum) in a vote."""
+        if "state" in options:
+            pairs = (pair.split(":") for pair in options["state"].split(",") if pair)
+            return tuple((int(shard), int(checksum)) for shard, checksum in pairs)
+        mine = (host for host in self.state.state_hosts if host.group == group)
+        return tuple((host.shard, 0) for host in mine if host.standing in (COUNTS, WHOLE))
 
     def _checked(self, group: int, step: int, pieces: tuple[int, ...], options: dict[str, str]) -> dict[str, object]:
         """The checksums in a vote: of the group's selected pieces, of those that it audited, and of disputed ones by
@@ -226,6 +241,8 @@ def _spec(options: dict[str, str]) -> m.JobSpec:
         save_every=int(options.get("save", 0)),
         emergency_saves=bool(options.get("emergency")),
         adoption=bool(options.get("adoption")),
+        state_shards=int(options.get("shards", 0)),
+        state_copies=int(options.get("copies", 0)),
     )
 
 
@@ -248,6 +265,7 @@ def _describe(action: m.Action) -> list[str]:
         leave = " leave" if v.leave else ""
         leave += f" disputed {list(v.disputed)}" if v.disputed else ""
         leave += "".join(f" adopts {shard}{'' if is_open else '?'}" for shard, is_open in v.adopts)
+        leave += "".join(f" state {shard} {_kept_by(v, shard)}" for shard in sorted({h.shard for h in v.state_hosts}))
         leave += f" ask {v.ask.number}, for up to {v.ask.pieces}" if v.ask else ""
         standing = " ".join(map(str, v.standing))
         return [
@@ -272,6 +290,15 @@ def _describe(action: m.Action) -> list[str]:
 def _offered(offer: Offer) -> str:
     donors = " ".join(str(group) for group, _ in offer.donors)
     return f"offer {offer.number} of step {offer.step} to {offer.learner[0]} by [{donors}]"
+
+
+def _kept_by(view: View, shard: int) -> str:
+    """The hosts of a state shard: '[0 1<0@3 2+ 3-]' where 0 counts, 1 gets the state after step 3 from 0, 2 is whole
+    and 3 has nothing."""
+    words = {COUNTS: "", WHOLE: "+", NEW: "?", VOID: "-"}
+    hosts = [host for host in view.state_hosts if host.shard == shard]
+    texts = [f"{h.group}<{h.donor[0]}@{h.step}" if h.donor else f"{h.group}{words[h.standing]}" for h in hosts]
+    return f"[{' '.join(texts)}]"
 
 
 def _save(order: int) -> str:

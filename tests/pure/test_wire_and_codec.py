@@ -34,13 +34,14 @@ from spare_megatron.protocol.messages import (
     SendView,
     Vote,
 )
-from spare_megatron.protocol.view import Offer, View
+from spare_megatron.protocol.view import COUNTS, NEW, Offer, StateHost, View
 
 SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
 small = st.integers(0, 1000)
 numbers = st.lists(small, max_size=5).map(tuple)
 pairs = st.tuples(small, small)
 OFFERS = st.builds(Offer, pairs, small, small, st.lists(pairs, max_size=3).map(tuple))
+HOSTS = st.builds(StateHost, small, small, small, st.sampled_from([COUNTS, NEW]), st.none() | pairs, small)
 views = st.builds(
     View,
     group=small,
@@ -58,6 +59,7 @@ views = st.builds(
     audits=st.lists(numbers, max_size=3).map(tuple),
     disputed=numbers,
     adopts=st.lists(pairs, max_size=2).map(tuple),
+    state_hosts=st.lists(HOSTS, max_size=3).map(tuple),
 )
 signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
@@ -75,6 +77,7 @@ results = st.builds(
     checksums=checksums,
     audits=checksums,
     parts=parts,
+    state=checksums,
 )
 votes = st.builds(
     Vote,

@@ -1,0 +1,184 @@
+"""The explorer finds wordings of the rules of state shards that are wrong: each is put back and must be found.
+
+Those of the first part are decisions of the machine, those of the second part what a process does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+
+from spare_megatron.protocol import invariants, state_shards
+from spare_megatron.protocol.messages import Have
+from spare_megatron.protocol.state import State
+from spare_megatron.protocol.view import COUNTS, StateHost
+from tests.explore.model import Model
+from tests.explore.process import Process, Processes
+from tests.explore.search import CounterexampleError, Explorer, play
+from tests.explore.shape import Shape
+from tests.explore.shard_process import ShardProcesses, Wanted
+from tests.explore.walk import run_out
+from tests.pure.scenario import FOLDER, run
+
+pytestmark = pytest.mark.timeout(600)
+
+Patch = pytest.MonkeyPatch
+TWICE = Shape(3, 3, kinds=frozenset({"kill"}), state_shards=2, state_copies=2, formed=True)
+DRAINED = replace(TWICE, faults=1, kinds=frozenset({"drain"}))
+
+
+def finds(shape: Shape, what: str) -> None:
+    with pytest.raises(CounterexampleError, match=what):
+        Explorer(Model(shape)).explore()
+
+
+def test_a_new_host_that_counts_as_soon_as_it_is_named(monkeypatch: Patch) -> None:
+    """A commit makes a host that lacks the sums of its step; then its donor is lost."""
+
+    def renewed(state: State) -> State:
+        after = real(state)
+        named = (replace(h, standing=COUNTS, donor=None, step=-1) for h in after.state_hosts)
+        return replace(after, state_hosts=tuple(named))
+
+    real = state_shards.renewed
+    monkeypatch.setattr(state_shards, "renewed", renewed)
+    finds(TWICE, "counts for state shard")
+
+
+def test_a_wipe_out_while_a_report_is_on_its_way(monkeypatch: Patch) -> None:
+    """The last host that counts is lost, and a new one has the state, which nobody has heard yet."""
+    monkeypatch.setattr(state_shards, "lost", state_shards.uncounted)
+    finds(TWICE, "need not be")
+
+
+def test_a_job_that_waits_for_a_state_that_nobody_has(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(state_shards, "lost", lambda state: [])
+    finds(TWICE, "does not end from here|no copy is left")
+
+
+def test_two_drained_groups_judged_one_by_one(monkeypatch: Patch) -> None:
+    """Each could leave if the other one stayed. It takes three shards, and so more states than a mutation is worth to
+    explore: the golden scenario finds it."""
+
+    def needed(state: State, groups: Iterable[int]) -> frozenset[int]:
+        alone = (group for group in groups if group in real(replace(state, drained=frozenset({group})), [group]))
+        return frozenset(alone)
+
+    real = state_shards.needed
+    monkeypatch.setattr(state_shards, "needed", needed)
+    with pytest.raises(invariants.InvariantError, match="group 0 leaves, and state shard 0 has 0 copies"):
+        run((FOLDER / "state_shards_of_two_drained_groups.txt").read_text())
+
+
+def test_a_report_of_an_earlier_epoch_counts(monkeypatch: Patch) -> None:
+    """It may be of an earlier time as a host of the same shard."""
+
+    def new_host(state: State, event: Have) -> StateHost | None:
+        return real(state, replace(event, epoch=state.epoch))
+
+    real = state_shards.new_host
+    monkeypatch.setattr(state_shards, "new_host", new_host)
+    text = (FOLDER / "state_shard_that_is_copied.txt").read_text()
+    assert run(text) != text
+
+
+def test_a_drained_group_is_named_as_a_host(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(state_shards, "_able", lambda state: frozenset(state.live))
+    finds(DRAINED, "has hosts|leaves, and state shard")
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+def hosts_apply_early(patch: Patch) -> None:
+    """The sums of the step in flight are applied before its commit is heard, and overwrite weights that are needed."""
+    real = ShardProcesses.fetched
+
+    def fetched(rules: ShardProcesses, p: Process, wanted: Wanted) -> Process:
+        q = real(rules, p, wanted)
+        kept, weights = rules.kept(q), list(rules.kept(q).weights)
+        if any(one[0] == wanted.shard for one in kept.sums):
+            weights[wanted.shard] += 1
+        return q._replace(copies=kept._replace(weights=tuple(weights)))
+
+    patch.setattr(ShardProcesses, "fetched", fetched)
+
+
+def sums_are_dropped_at_an_epoch(patch: Patch) -> None:
+    """The sums of a step are given up with its epoch, also where the step was committed in it."""
+    patch.setattr(
+        ShardProcesses, "_is_good", staticmethod(lambda one, p: one[1] < p.known.step - 1 or one[2] == p.known.epoch)
+    )
+
+
+def a_vote_without_all_weights(patch: Patch) -> None:
+    patch.setattr(ShardProcesses, "computes", Processes.computes)
+
+
+def a_host_that_makes_no_weights(patch: Patch) -> None:
+    """A new host has the state of its shard and made no weights of it; then the others are lost."""
+    real = ShardProcesses.fetched
+
+    def fetched(rules: ShardProcesses, p: Process, wanted: Wanted) -> Process:
+        weights = rules.kept(p).weights
+        q = real(rules, p, wanted)
+        return q._replace(copies=rules.kept(q)._replace(weights=weights))
+
+    patch.setattr(ShardProcesses, "fetched", fetched)
+
+
+def a_host_that_takes_another_offer(patch: Patch) -> None:
+    """A new host that has the state already takes it again, and goes back to the step of the offer."""
+
+    def fetches(rules: ShardProcesses, p: Process) -> list[Wanted]:
+        if p.orders is None or not p.known.is_member:
+            return []
+        parts = (host for host in rules.parts(p) if host.donor is not None and p.applied >= host.step)
+        return [Wanted(host.shard, host.donor, host.step) for host in parts if host.donor is not None]
+
+    patch.setattr(ShardProcesses, "fetches", fetches)
+
+
+def a_host_that_keeps_no_sums(patch: Patch) -> None:
+    """A new host queues nothing before it has the state."""
+    real = ShardProcesses._tidied
+
+    def tidied(rules: ShardProcesses, p: Process) -> Process:
+        q = real(rules, p)
+        own = dict(rules.kept(q).own)
+        sums = tuple(one for one in rules.kept(q).sums if one[0] in own)
+        return q._replace(copies=rules.kept(q)._replace(sums=sums))
+
+    patch.setattr(ShardProcesses, "_tidied", tidied)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "shape", "what"),
+    [
+        (hosts_apply_early, TWICE, "on the weights after|does not end from here"),
+        (sums_are_dropped_at_an_epoch, TWICE, "not the sums|counts for state shard"),
+        (a_vote_without_all_weights, TWICE, "on the weights after"),
+        (a_host_that_makes_no_weights, TWICE, "does not end from here"),
+        (a_host_that_takes_another_offer, TWICE, "has not the sums"),
+        (a_host_that_keeps_no_sums, replace(TWICE, faults=1), "not the sums"),
+    ],
+)
+def test_what_a_process_must_not_do(
+    monkeypatch: Patch, mutant: Callable[[Patch], None], shape: Shape, what: str
+) -> None:
+    mutant(monkeypatch)
+    finds(shape, what)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_copies_are_made_again_while_the_job_goes_on(seed: int) -> None:
+    model = Model(replace(TWICE, steps=5))
+    w = play(model, ["kill 1"])
+    over = run_out(model, w, ["kill 1"], seed)
+    state = over.brain.state
+    assert state.outcome == "finished"
+    assert [(host.shard, host.group, host.counts) for host in state.state_hosts] == [
+        (shard, group, True) for shard in (0, 1) for group in (0, 2)
+    ]

@@ -65,7 +65,7 @@ class AuthenticatedListener:
         self._closing = False
         for waited in (self._listener, self._wake):
             self._selector.register(waited, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._run, name="transfer-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="transfer-listener", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class Mute(Fault):
 
 
 class Slow(Fault):
-    """A delay before every portion, and so many bytes a second."""
+    """A delay before every part, and so many bytes a second."""
 
     def __init__(self, concerns: Callable[[Way], bool], delay_s: float, bytes_s: float) -> None:
         super().__init__(concerns)

@@ -145,11 +145,11 @@ def returns() -> Iterator[Claim]:
         ("| the others commit the step in flight | {} |", ("next commit",)),
         ("| decision, check of the host | {} |", ("decision and check",)),
         ("| imports and flags of its ranks | {} |", ("imports and flags",)),
-        ("| their world | {} |", ("world",)),
-        ("| model, data, a piece for nothing | {} |", ("model", "checkpoint", "data and engine", "piece for nothing")),
+        ("| their process group | {} |", ("world",)),
+        ("| model, data, a warm-up microbatch | {} |", ("model", "checkpoint", "data and engine", "piece for nothing")),
         ("| offer and transfer of the state | {} |", ("offer", "transfer")),
-        ("| catch-up, proof, admission | {} |", ("catch-up and proof",)),
-        ("| its first pieces are committed: whole again | {} in all |", ("whole again",)),
+        ("| catch-up, verification, admission | {} |", ("catch-up and proof",)),
+        ("| its first pieces are committed: at full strength | {} in all |", ("whole again",)),
     ):
         yield Claim(page, words, (back.of(sum(times[part] for part in parts), f"median_s of {', '.join(parts)}"),))
     yield Claim(page, "each of the {} steps in between", (back.config("median_steps_until_whole"),))

@@ -115,7 +115,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/operating.md", "where the next coordinator was there within 10 minutes"),
         ("docs/operating.md", "The directory is looked into every 0.5 s"),
         ("docs/operating.md", "no commit for 15 minutes"),
-        ("docs/operating.md", "but the end of a life, for 5 s at most"),
+        ("docs/operating.md", "but the end of a job attempt, for 5 s at most"),
         ("docs/operating.md", "A command is killed after 30 s"),
         ("docs/operating.md", "## The check of a host"),
         ("docs/operating.md", "torchrun kills its ranks 30 s after SIGTERM"),

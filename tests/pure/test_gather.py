@@ -115,13 +115,13 @@ def test_digests_of_the_ranks_become_one() -> None:
 
 
 def test_a_roll_moves_with_the_slowest() -> None:
-    roll = MinOverRanks(2, -1)
-    assert not roll.add(0, 7)
-    assert roll.add(1, 5)
-    assert roll.reached == 5
-    assert not roll.add(1, 3), "a word that comes late takes nothing back"
-    assert roll.add(1, 7)
-    assert roll.reached == 7
+    least = MinOverRanks(2, -1)
+    assert not least.add(0, 7)
+    assert least.add(1, 5)
+    assert least.reached == 5
+    assert not least.add(1, 3), "a word that comes late takes nothing back"
+    assert least.add(1, 7)
+    assert least.reached == 7
 
 
 def test_the_lowest_position_that_knows_a_figure_is_believed() -> None:

@@ -187,27 +187,27 @@ def test_a_header_waits_for_its_own_stream_only(device: Device, monkeypatch: pyt
     assert header.read(3) is None
 
 
-def landed(landing: parcels.ReceiveBuffer, portion: parcels.SendBuffer) -> Iterator[None]:
-    """Each chunk of ``portion`` arrives."""
-    while not landing.done:
-        checksum, data = portion.chunk(landing.chunk)
-        while landing.due:
-            room = landing.room()
+def landed(incoming: parcels.ReceiveBuffer, outgoing: parcels.SendBuffer) -> Iterator[None]:
+    """Each chunk of ``outgoing`` arrives."""
+    while not incoming.done:
+        checksum, data = outgoing.chunk(incoming.chunk)
+        while incoming.due:
+            room = incoming.room()
             room[:], data = data[: len(room)], data[len(room) :]
-            landing.advance(len(room))
-        assert landing.settle(checksum)
+            incoming.advance(len(room))
+        assert incoming.settle(checksum)
         yield
 
 
 def test_a_learner_fills_one_chunk_while_the_last_one_goes_on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parcels, "CHUNK_BYTES", 100)
     tensors = {name: torch.randn(size) for name, size in (("a", 40), ("b", 1), ("c", 77))}
-    portion = parcels.SendBuffer(Parcel(tensors, {}), 0, 1)
+    outgoing = parcels.SendBuffer(Parcel(tensors, {}), 0, 1)
     monkeypatch.setattr(parcels, "in_memory", lambda _tensor: False)
     arrived = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    landing = parcels.ReceiveBuffer(arrived, 0, 1)
-    landing._streams = [device]  # type: ignore[list-item]
-    chunks = len(list(landed(landing, portion)))
+    incoming = parcels.ReceiveBuffer(arrived, 0, 1)
+    incoming._streams = [device]  # type: ignore[list-item]
+    chunks = len(list(landed(incoming, outgoing)))
     assert chunks == 5
     assert device.waits == chunks - 1
     assert device.queued

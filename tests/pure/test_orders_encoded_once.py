@@ -41,7 +41,7 @@ class Recorded(Streams):
         self.orders.update(orders)
 
 
-def speaker(streams: Streams) -> ActionDispatcher:
+def dispatcher_of(streams: Streams) -> ActionDispatcher:
     """Of a coordinator in the epoch of the views."""
     addresses = RingAddresses()
     for group, incarnation in LIVE:
@@ -51,7 +51,7 @@ def speaker(streams: Streams) -> ActionDispatcher:
 
 def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
     streams = Recorded()
-    one = speaker(streams)
+    one = dispatcher_of(streams)
     other_epoch = replace(VIEWS[0], live=LIVE[:2])
     for view in (*VIEWS, other_epoch):
         one.say(SendView(view))
@@ -62,7 +62,7 @@ def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
 
 def test_all_groups_without_an_audit_get_the_same_encoded_commit() -> None:
     streams = Recorded()
-    speaker(streams).say(SendCommit((0, 1, 2), 7, 4, False, ((1, (5,)),)))
+    dispatcher_of(streams).say(SendCommit((0, 1, 2), 7, 4, False, ((1, (5,)),)))
     assert streams.orders[0] is streams.orders[2]
     for group, audits in ((0, []), (1, [5])):
         order = pb.Order.FromString(order_bytes(streams.orders[group]))
@@ -78,7 +78,7 @@ def told(streams: Recorded) -> list[tuple[int, ...]]:
 def test_a_delayed_view_does_not_come_after_a_newer_one_of_the_same_epoch() -> None:
     async def play() -> None:
         streams = Recorded()
-        one = speaker(streams)
+        one = dispatcher_of(streams)
         one.say(SendView(VIEWS[0], delay_s=0.01))
         assert told(streams) == []
         one.say(SendView(replace(VIEWS[0], standing=(77,))))

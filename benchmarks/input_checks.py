@@ -4,8 +4,8 @@
 
 Preprocess tokenizes a made-up corpus as JSON lines and as .jsonl.zst of many frames, with a SentencePiece model and one
 worker. The job is two groups of one rank that build a small model, read the data that preprocess has written and end
-after their first step. CPU seconds are those of all processes of a command, its imports included; on a shared machine the
-ratio that counts is that of CPU time. Both checkouts run their own code with this one's Python.
+after their first step. CPU seconds are those of all processes of a command, its imports included; on a shared machine
+the ratio that counts is that of CPU time. Both checkouts run their own code with this one's Python.
 """
 
 from __future__ import annotations

@@ -84,6 +84,14 @@ def check_model(ns: Namespace) -> None:
         len(activations) > 1,
         " and ".join("--" + name.replace("_", "-") for name in activations) + " are two activations; give one",
     )
+    if ns.use_te_activation_func:
+        unknown = [name for name in activations if name != "swiglu"]
+        refuse(unknown, f"--use-te-activation-func has no --{'-'.join(unknown).replace('_', '-')}; leave one out")
+        kind = "swiglu" if ns.swiglu else "gelu"
+        refuse(
+            ns.bias_swiglu_fusion if ns.swiglu else ns.bias_gelu_fusion,
+            f"--use-te-activation-func does not go with the fused bias; add --no-bias-{kind}-fusion",
+        )
     refuse(
         not ns.add_position_embedding and ns.position_embedding_type != "rope",
         "--no-position-embedding is only for rotary embeddings; use --position-embedding-type none",

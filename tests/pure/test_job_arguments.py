@@ -82,6 +82,10 @@ BAD = [
         "--multi-latent-attention --rotary-interleaved",
         "--rotary-interleaved does not go with --multi-latent-attention; leave it out",
     ),
+    ("--use-te-activation-func", "add --no-bias-gelu-fusion"),
+    ("--use-te-activation-func --swiglu", "add --no-bias-swiglu-fusion"),
+    ("--use-te-activation-func --squared-relu", "--use-te-activation-func has no --squared-relu"),
+    ("--use-te-activation-func --quick-geglu", "--use-te-activation-func has no --quick-geglu"),
     ("--moe-pad-expert-input-to-capacity", "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor"),
     (
         "--num-experts 4 --disable-bias-linear --moe-expert-capacity-factor 1.0 "

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -95,13 +96,36 @@ def fork(command: Sequence[str], environ: Mapping[str, str], log: Path, director
     return process
 
 
-class PipedProcess:
-    """A forked process, and pipes of text to and from it."""
+def fork_module(
+    module: str, words: Sequence[str], environ: Mapping[str, str], log: Path, strict: bool = False
+) -> ForkedProcess:
+    """Start ``python -m MODULE`` (``strict``: with ``-W error``), with its output at the end of ``log``."""
+    with open(os.devnull, "rb") as nothing, log.open("ab") as out:
+        streams = (nothing.fileno(), out.fileno(), out.fileno())
+        process = _link().start(_command(module, words, strict), environ, streams, str(ROOT))
+    process.release()
+    return process
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+
+def _command(module: str, words: Sequence[str], strict: bool = False) -> list[str]:
+    return [sys.executable, "-m", "tests.forked", *(["--strict"] if strict else []), module, *words]
+
+
+def warnings_are_errors() -> None:
+    """In a forked process what ``-W error`` does in a new one, but for warnings that an import, which the preloaded
+    parent has made, excludes by their text."""
+    known = [one for one in warnings.filters if one[1] is not None]
+    warnings.simplefilter("error")
+    warnings.filters[:0] = known  # type: ignore[index]  # a list, whatever its stub says
+
+
+class PipedProcess:
+    """A forked ``python -m MODULE``, and pipes of text to and from it."""
+
+    def __init__(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> None:
         ends = [os.pipe() for _ in range(3)]
         (asked, said, failed), mine = [ends[0][0], ends[1][1], ends[2][1]], [ends[0][1], ends[1][0], ends[2][0]]
-        self.process = _link().start(command, environ, (asked, said, failed), str(ROOT))
+        self.process = _link().start(_command(module, words), environ, (asked, said, failed), str(ROOT))
         self.process.release()
         for fd in (asked, said, failed):
             os.close(fd)

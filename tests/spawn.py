@@ -14,7 +14,6 @@ import re
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,8 +42,8 @@ def ranks(target: str, arguments: Sequence[Any], directory: Path) -> Iterator[li
         for rank, argument in enumerate(arguments):
             task = {"target": target, "rank": rank, "port": store.port, "arguments": argument}
             (directory / f"task{rank}.json").write_text(json.dumps(task))
-            command = [sys.executable, "-m", "tests.spawn", str(directory), str(rank)]
-            processes.append(preloaded.fork(command, environment(), directory / f"rank{rank}.log"))
+            words, log = (str(directory), str(rank)), directory / f"rank{rank}.log"
+            processes.append(preloaded.fork_module("tests.spawn", words, environment(), log, strict=True))
         yield processes
     finally:
         for process in processes:
@@ -88,13 +87,5 @@ def _main(directory: Path, rank: int) -> None:
     (directory / f"result{rank}.json").write_text(json.dumps(result))
 
 
-def _warnings_are_errors() -> None:
-    """But those that an import, which the preloaded parent has made, excludes by their text."""
-    known = [one for one in warnings.filters if one[1] is not None]
-    warnings.simplefilter("error")
-    warnings.filters[:0] = known  # type: ignore[index]  # a list, whatever its stub says
-
-
 if __name__ == "__main__":
-    _warnings_are_errors()
     _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -270,5 +270,6 @@ def main(words: Sequence[str] | None = None) -> ForkedScript | None:
 
 if __name__ == "__main__":
     _script = main()
-    if _script is not None:
-        _script.run()
+    if _script is None:
+        os._exit(0)  # to take down the modules would copy the memory that forked processes share with this one
+    _script.run()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.coordinator.journal import Record, read, verify
+from spare_megatron.launch.preload_client import ForkedProcess
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
-PYTHON = (sys.executable, "-W", "error", "-m")
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 class ControlJob:
-    """Processes of one job; :meth:`close` leaves none behind."""
+    """Processes of one job, forked by the tests' preloaded parent; :meth:`close` leaves none behind."""
 
     coordinator_module = "spare_megatron.cli.coordinator"
 
@@ -29,12 +30,12 @@ class ControlJob:
         self.run_dir.create()
         self.groups, self.size, self.flags = groups, size, flags.split()
         self.environment: dict[str, str] = {}
-        """Of every process, beside this one's."""
+        """Of every process, beside :func:`tests.preloaded.environment`."""
         self.under: tuple[str, ...] = ()
-        """A command that starts the processes."""
-        self.coordinator: subprocess.Popen[bytes] | None = None
-        self.ranks: dict[tuple[int, int], subprocess.Popen[bytes]] = {}
-        self._all: list[subprocess.Popen[bytes]] = []
+        """A command that starts the processes, which are then new ones."""
+        self.coordinator: Process | None = None
+        self.ranks: dict[tuple[int, int], Process] = {}
+        self._all: list[Process] = []
 
     def start(self) -> None:
         """The coordinator and every rank."""
@@ -72,17 +73,19 @@ class ControlJob:
         command = ["tests.process.control_client", *self.flags, *flags]
         self.ranks[group, position] = self.popen(f"rank-{group}-{position}-{incarnation}", command, environment)
 
-    def popen(self, name: str, module: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+    def popen(self, name: str, module: list[str], environment: dict[str, str] | None = None) -> Process:
         """One process, its output in a file of its own."""
-        with (self.run_dir.path / f"{name}.out").open("ab") as out:
-            process = subprocess.Popen(
-                [*self.under, *PYTHON, *module],
-                cwd=ROOT,
-                env={**os.environ, **self.environment, **(environment or {})},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        environ = {**preloaded.environment(), **self.environment, **(environment or {})}
+        path = self.run_dir.path / f"{name}.out"
+        process: Process
+        if self.under:
+            command = [*self.under, sys.executable, "-W", "error", "-m", *module]
+            with path.open("ab") as out:
+                process = subprocess.Popen(
+                    command, cwd=ROOT, env=environ, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+        else:
+            process = preloaded.fork_module(module[0], module[1:], environ, path, strict=True)
         self._all.append(process)
         return process
 
@@ -100,7 +103,7 @@ class ControlJob:
         started_s = time.monotonic()
         while not holds():
             assert time.monotonic() - started_s < timeout_s, f"did not happen in {timeout_s} s\n{self.outputs()}"
-            time.sleep(0.002)
+            time.sleep(0.01)
         return time.monotonic() - started_s
 
     def records(self) -> list[Record]:

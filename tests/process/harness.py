@@ -156,29 +156,22 @@ def launch(
     """Start ``spare-launch``, behind the words ``under``, with its output in RUN_DIR/launch.out. Lost groups stay lost,
     unless ``words`` say otherwise."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    command = [
-        *under,
-        sys.executable,
-        "-m",
-        "spare_megatron.cli.launch",
-        "--num-groups",
-        str(groups),
-        "--run-dir",
-        str(run_dir),
-    ]
-    command += ["--group-size", str(group_size)] if group_size is not None else []
+    module, flags = "spare_megatron.cli.launch", ["--num-groups", str(groups), "--run-dir", str(run_dir)]
+    flags += ["--group-size", str(group_size)] if group_size is not None else []
     for spec in inject:
-        command += ["--inject", spec]
-    command += [*options, script, *words]
+        flags += ["--inject", spec]
+    flags += [*options, script, *words]
     if RESTARTS not in words:
-        command += [RESTARTS, "0"]
+        flags += [RESTARTS, "0"]
     environment = {**preloaded.environment(), **(environ or {})}
     if not under and "LD_PRELOAD" not in environment:
         environment = {preloaded.LISTENING: preloaded.socket_path(), **environment}
     process: subprocess.Popen[str] | ForkedProcess
     if not under and preloaded.can_fork(environment):
-        process = preloaded.fork(command, environment, run_dir / "launch.out")
+        (run_dir / "launch.out").write_text("")
+        process = preloaded.fork_module(module, flags, environment, run_dir / "launch.out")
     else:
+        command = [*under, sys.executable, "-m", module, *flags]
         with (run_dir / "launch.out").open("w") as output:
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True)
     STARTED.append(Job(run_dir, process))

@@ -33,13 +33,13 @@ class RankProcess:
     def __init__(self, spec: dict[str, Any], inside: list[str]) -> None:
         """``inside``: what comes before the command, to run it elsewhere."""
         self.group = spec["group"]
-        command = [sys.executable, "-m", "tests.process.replica_rank", json.dumps(spec)]
+        module, words = "tests.process.replica_rank", [json.dumps(spec)]
         self.process: preloaded.PipedProcess | subprocess.Popen[str]
         if not inside:
-            self.process = preloaded.PipedProcess(command, environment())
+            self.process = preloaded.PipedProcess(module, words, environment())
         else:
             self.process = subprocess.Popen(
-                [*inside, *command],
+                [*inside, sys.executable, "-m", module, *words],
                 cwd=ROOT,
                 env=environment(),
                 stdin=subprocess.PIPE,

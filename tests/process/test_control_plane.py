@@ -6,7 +6,6 @@ Every job's journal is replayed at its end. Time bounds are the protocol's own t
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -108,12 +107,9 @@ def test_a_hang_is_found_by_the_progress_counter(job: Callable[..., ControlJob])
     """Its heartbeats go on; only its training thread stands still while the others wait."""
     one = job(flags=f"{SLOW} --heartbeat-timeout-s 1 --progress-timeout-s 2")
     one.start_coordinator()
-    os.environ["SPARE_INJECT"] = "hang:group=1,position=1,step=6,at=forward,n=2"
-    try:
-        for group in range(3):
-            one.start_group(group)
-    finally:
-        del os.environ["SPARE_INJECT"]
+    one.environment["SPARE_INJECT"] = "hang:group=1,position=1,step=6,at=forward,n=2"
+    for group in range(3):
+        one.start_group(group)
     assert one.finish() == ExitCode.FINISHED
     one.check_steps(40)
     [lost] = losses(one)

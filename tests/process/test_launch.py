@@ -19,6 +19,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import read, verify
 from spare_megatron.protocol.messages import Lost
 from spare_megatron.runtime.run_directory import RunDirectory, read_json
+from tests import preloaded
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")
@@ -30,8 +31,17 @@ class LaunchedJob:
     """One spare-launch and what it leaves in its run directory."""
 
     def __init__(
-        self, path: Path, words: str, groups: int = 3, size: int = 2, output: str = "launch.out", under: str = ""
+        self,
+        path: Path,
+        words: str,
+        groups: int = 3,
+        size: int = 2,
+        output: str = "launch.out",
+        under: str = "",
+        own_parent: bool = False,
     ) -> None:
+        """``under``: the words before the launcher's. ``own_parent``: its ranks are forked by a parent that it starts
+        itself, as always ``under`` another program, and not by that of the tests."""
         self.run_dir = RunDirectory(path / "run")
         path.mkdir(exist_ok=True)
         self.output = path / output
@@ -39,10 +49,12 @@ class LaunchedJob:
         command = [*under.split(), sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch"]
         command += ["--num-groups", str(groups)]
         command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), *launcher.split()]
+        listening = {} if under or own_parent else {preloaded.LISTENING: preloaded.socket_path()}
         with self.output.open("wb") as out:
             self.process = subprocess.Popen(
                 [*command, *CLIENT, *client.split(), "--spare-max-group-restarts", "0"],
                 cwd=ROOT,
+                env={**preloaded.environment(), **listening},
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -266,8 +278,8 @@ def test_an_exception_in_one_rank_ends_its_group_only(launch: Callable[..., Laun
 
 
 def test_a_killed_launcher_leaves_nothing_behind(launch: Callable[..., LaunchedJob]) -> None:
-    """Ranks, coordinator and guard; a stopped rank too."""
-    job = launch("--- --steps 100000 --piece-s 0.01", groups=2)
+    """Ranks, their preloaded parent, coordinator and guard; a stopped rank too."""
+    job = launch("--- --steps 100000 --piece-s 0.01", groups=2, own_parent=True)
     job.until(lambda: job.committed() >= 3)
     os.kill(job.pid(1, 1), signal.SIGSTOP)
     job.process.kill()

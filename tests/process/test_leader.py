@@ -257,8 +257,10 @@ def gone(process: psutil.Process) -> bool:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[ControlJob]:
-    """Five groups of two ranks, of which any two can go on alone; they have committed a few steps."""
+    """Five groups of two ranks, of which any two can go on alone; they have committed a few steps. The ranks are new
+    processes, and start their leaders in their control threads: a forked one forks its leader."""
     made = ControlJob(tmp_path, 5, 2, f"--piece-s 0.01 --steps {STEPS} --offsets 0,1,2,3")
+    made.under = ("env",)
     try:
         made.start()
         made.until(lambda: made.committed() >= 5)

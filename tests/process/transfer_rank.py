@@ -114,8 +114,8 @@ class TransferProcess:
     """A real process. Killed when the with block is left."""
 
     def __init__(self, group: int, timeout_s: float = PATIENCE_S, rate_bytes_s: float = 0) -> None:
-        command = [sys.executable, "-m", "tests.process.transfer_rank", str(group), str(timeout_s), str(rate_bytes_s)]
-        self.process = preloaded.PipedProcess(command, environment())
+        words = [str(group), str(timeout_s), str(rate_bytes_s)]
+        self.process = preloaded.PipedProcess("tests.process.transfer_rank", words, environment())
         self.member = Member(group)
         self._address = ""
 

@@ -123,7 +123,7 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
 
 def have(state: State, event: Have) -> Transition:
     """A new host of a state shard has its state, or has nothing and no donor. Where no host counts for the shard, the
-    first one that has the state counts at once; when none has it any more, the job ends (rule 28)."""
+    first one that has the state counts at once; when none has it any more, the job ends (rule 27)."""
     host = state_shards.new_host(state, event) if state.phase in ("running", "ending") else None
     shard = state_shards.named([event.shard])
     if host is None:

@@ -173,6 +173,7 @@ def run_megatron_job(
         method=job.spare.reduce,
         flips=injector.flips if injector.has_flips else None,
         batches=start.batches(job),
+        first_step=start.step,
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)

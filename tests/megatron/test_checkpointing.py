@@ -140,7 +140,7 @@ def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None
     try:
         peers = groups.peers_of(PrefixStore("peers", store), 0, 1)
         groups.one_step(engine, peers, one, 0, 1)
-        saved = engine.weights_checksums()
+        saved = weights(engine)
         group_checkpoint.save(path, engine.replica, optimizer=False, step=1, consumed_samples=16)
         names = list(model_tensors(path, optimizer=True))
         groups.one_step(engine, peers, one, 0, 2)
@@ -150,9 +150,14 @@ def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None
         except ConfigError as error:
             said = str(error)
         step = group_checkpoint.load(path, engine.replica, optimizer=False).step
-        return {"names": names, "said": said, "step": step, "same": engine.weights_checksums() == saved}
+        return {"names": names, "said": said, "step": step, "same": weights(engine) == saved}
     finally:
         groups.group_world.destroy()
+
+
+def weights(engine: Any) -> dict[str, int]:
+    """The checksums of the weights, not of the optimizer's state."""
+    return {name: one for name, one in engine.weights_checksums().items() if "of state shard" not in name}
 
 
 def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: str) -> list[Any] | None:

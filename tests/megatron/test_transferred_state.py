@@ -31,13 +31,16 @@ LEARNS = 2
 STARTS = (0, 1, 3)
 """The steps after which a state is taken over: never updated; measured or skipped; updated."""
 STEPS = STARTS[-1] + LEARNS + 1
+SHARDS = 3
+"""State shards of a position."""
 SMALL = {"num_layers": 2, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 SCALED = {"initial_loss_scale": 2.0**18, "hysteresis": 2, "loss_scale_window": 2}
 SPLIT = {"use_distributed_optimizer": True}
 
 
 def one_group(transformer: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    return case(groups=1, global_batch_size=4, steps=STEPS, transformer={**SMALL, **transformer}, **changes)
+    made = {"global_batch_size": 4, "steps": STEPS, "state_shards": SHARDS, **changes}
+    return case(groups=1, transformer={**SMALL, **transformer}, **made)
 
 
 TOGETHER = {

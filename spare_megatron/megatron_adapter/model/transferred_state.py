@@ -64,8 +64,9 @@ class TransferableState:
         return found
 
     def state_values(self) -> Mapping[str, Any]:
-        """Options and step counters of the optimizers, loss scalers, learning-rate schedule, and the scales of exact
-        sums that are no tensors. No collective."""
+        """Options and step counters of the optimizers, loss scalers, learning-rate schedule, the scales of exact sums
+        that are no tensors, and in exact modes the digest of each state shard, which is equal on all donors. No
+        collective."""
         replica = self.replica
         give_first_state(replica)
         schedule = {name: value for name, value in vars(replica.scheduler).items() if name != "optimizer"}
@@ -73,11 +74,14 @@ class TransferableState:
             "optimizers": [_values_of(part) for part in _parts(replica)],
             "schedule": schedule,
             "exact": None if self.exact is None else self.exact.format.values,
+            **({} if self.exact is None else self._shard_digests()),
         }
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
         """Go on from the state after ``step``: ``values`` of another rank, whose tensors have been written into those
-        of :meth:`state_tensors`. No collective."""
+        of :meth:`state_tensors`. No collective.
+
+        Raises RuntimeError where what is in a state shard is not what the other rank had in it."""
         replica = self.replica
         self.applied = step
         give_first_state(replica)
@@ -88,6 +92,13 @@ class TransferableState:
         vars(replica.scheduler).update(values["schedule"])
         if self.exact is not None:
             self.exact.format.adopt(values["exact"])
+            unlike = [name for name, digest in self._shard_digests().items() if values[name] != digest]
+            if unlike:
+                raise RuntimeError(f"the state after step {step} came otherwise than it was: {', '.join(unlike)}")
+
+    def _shard_digests(self) -> dict[str, str]:
+        """The digest of each state shard, 16 hex digits."""
+        return {f"state shard {number}": f"{self.shards.digest(number):016x}" for number in range(self.shards.number)}
 
 
 def _parts(replica: Replica) -> list[Any]:

@@ -17,6 +17,8 @@ from tests.spawn import run_ranks
 pytestmark = pytest.mark.timeout(300)
 
 SAVED, STEPS = 2, 4
+SHARDS = 5
+"""State shards of the job that saved first, whatever the groups of those that go on."""
 DENSE = {"steps": STEPS, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
 EXPERTS = {"steps": STEPS, "transformer": BALANCED}
 HALF = {"steps": STEPS, "transformer": {"bf16": True}, "tied": False}
@@ -191,7 +193,12 @@ def write(engine: Any, group: int, target: str) -> None:
     batch = engine.world.shape.global_batch_size
     if group == 0:
         group_checkpoint.save(
-            target, engine.replica, step=SAVED, consumed_samples=SAVED * batch, args={"flag": "value"}
+            target,
+            engine.replica,
+            step=SAVED,
+            consumed_samples=SAVED * batch,
+            args={"flag": "value"},
+            state_shards=SHARDS,
         )
 
 
@@ -213,6 +220,7 @@ def read(engine: Any, start: str) -> None:
     loaded = group_checkpoint.load(start, engine.replica)
     assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)
     assert loaded.args.get("flag", "value") == "value"
+    assert loaded.state_shards == SHARDS
 
 
 def plain_load(rank: int, store: Any, path: str) -> float | None:

@@ -15,7 +15,7 @@ VARIABLE = "SPARE_INJECT"
 """Environment variable of a rank, with one injection per line."""
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint")
-BITFLIP_POINTS = ("accumulate", "reduce", "weights", "gradient")
+BITFLIP_POINTS = ("accumulate", "reduce", "weights", "optimizer", "gradient")
 FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]"
 
 

@@ -34,6 +34,8 @@ class JobDescription:
     seq_length: int = 0
     consumed_samples: int = 0
     """Samples consumed before the first step of this life."""
+    state_shards: int = 0
+    """S: into how many shards the optimizer's state of each rank position is cut; 0: it is not."""
     batch_phases: tuple[tuple[int, int, int], ...] = ()
     """The phases of a batch size that changes (:class:`spare_megatron.config.batches.BatchSchedule`); empty: it is
     constant."""

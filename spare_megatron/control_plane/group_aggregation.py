@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar
 
 from spare_megatron.control_plane.reports import Reduced, checksum_of
 from spare_megatron.protocol.messages import Link, ReductionResult, Vote
 
 VoteFigures = tuple[tuple[str, float], ...]
+_PLUS = "+"
 
 
 class Ballots:
@@ -87,8 +89,18 @@ class Ballots:
 
 
 def joined_digests(digests: Iterable[str]) -> str:
-    """Combine the digests of a group's ranks, in order of position, into one; empty when no rank gave one."""
-    parts = list(digests)
+    """Combine the digests of a group's ranks, in order of position, into one, each of the parts that a '+' separates by
+    itself; empty when no rank gave one."""
+    parts = zip_longest(*(one.split(_PLUS) for one in digests), fillvalue="")
+    return _PLUS.join(_joined(of_ranks) for of_ranks in parts)
+
+
+def first_part(digest: str) -> str:
+    """What a digest has before a '+': the part that is equal in jobs of any number of groups."""
+    return digest.partition(_PLUS)[0]
+
+
+def _joined(parts: Sequence[str]) -> str:
     if not any(parts):
         return ""
     return parts[0] if len(parts) == 1 else hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

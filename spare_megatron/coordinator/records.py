@@ -21,6 +21,7 @@ from typing import Any
 
 from spare_megatron.config.exits import SIGNAL_REASON
 from spare_megatron.config.job import JobDescription
+from spare_megatron.control_plane.group_aggregation import first_part
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.board_thread import BoardThread
 from spare_megatron.coordinator.journal import Record
@@ -245,7 +246,7 @@ class Records:
             "lives": state.life,
             "stall_s": round(self.book.stall_s, 3),
             "loss": last.get("loss"),
-            "weights_digest": state.last_weights,
+            "weights_digest": first_part(state.last_weights or "") or None,
             "live_groups": sorted(state.live),
             "saved_step": state.saved_step - self._closes(state.saved_step),
         }

@@ -34,6 +34,7 @@ from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients,
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
+from spare_megatron.megatron_adapter.model.optimizer_shards import OptimizerShards
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
@@ -72,6 +73,8 @@ class MegatronEngine(TransferableState):
         method: str = "fp32",
         flips: StepFlips | None = None,
         batches: BatchSchedule | None = None,
+        first_step: int = 0,
+        state_shards: int | None = None,
     ) -> None:
         """
         Args:
@@ -87,6 +90,8 @@ class MegatronEngine(TransferableState):
             flips: ``flips(point, step, n)`` says whether an injected fault flips a bit there; for n see
             ``exact.Flips``. None where no fault does: it is asked for every gradient.
             batches: the batch size of each step, where it changes; a step with a smaller batch has empty pieces.
+            first_step: the replica has the state after this step.
+            state_shards: into how many shards the optimizers' state is cut; None: one for each group.
         """
         self.replica = replica
         self.world = world
@@ -111,6 +116,8 @@ class MegatronEngine(TransferableState):
             self.exact = ExactGradients(replica, world, method, flips_now)
         shape = world.shape
         self._batches = batches or BatchSchedule(((1, 0, shape.global_batch_size),))
+        self.shards = OptimizerShards(replica, state_shards or shape.num_groups)
+        self.applied = first_step
 
     # ------------------------------------------------------------------------------------------ step engine
 
@@ -208,8 +215,12 @@ class MegatronEngine(TransferableState):
             updated, grad_norm, zeros = replica.optimizer.step()
         if self._flips is not None and self._flips("weights", step, 0):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
+        if self._flips is not None and self._flips("optimizer", step, 0):
+            for one in list(self.shards.tensors(step % self.shards.number))[-1:]:
+                flip_bit(one.tensor)
         if updated:
             replica.scheduler.step(increment=self._batches.size(step))
+        self.applied = step
         values = averages(scalars)
         own = [name for name in values if name != "lm loss"]
         cores = self._routing_losses.names  # beside the user's, as are those of more tokens
@@ -254,16 +265,21 @@ class MegatronEngine(TransferableState):
 
     def weights_digest(self) -> str:
         """In exact modes, in which all groups compute the same bits, a digest of parameters, persistent buffers and the
-        scales of sums; '' in other modes, in which a sum inside a group may differ from another group's in its last
-        bit."""
-        return "" if self.exact is None else weights_digest(self.replica, self.exact.scales)
+        scales of sums, '+', and that of one state shard of the optimizers: after step t number t mod S. So each shard
+        is compared once in S steps, and a step costs one S-th of reading them all. '' in other modes, in which a sum
+        inside a group may differ from another group's in its last bit."""
+        if self.exact is None:
+            return ""
+        due = self.shards.digest(self.applied % self.shards.number)
+        return f"{weights_digest(self.replica, self.exact.scales)}+{due:016x}"
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum of each parameter and persistent buffer, and of the scales, which shows where groups
-        differ."""
-        if self.exact is None:
-            return weights_checksums(self.replica)
-        return weights_checksums(self.replica, scales_of_exact_sums=self.exact.scales)
+        """Name -> checksum of each parameter and persistent buffer, of the scales, and of what the optimizers have in
+        each state shard by its kind, which shows where groups differ."""
+        parts = self.shards.parts()
+        if self.exact is not None:
+            parts["scales_of_exact_sums"] = self.exact.scales
+        return weights_checksums(self.replica, parts)
 
     # ------------------------------------------------------------------------------------------- evaluation
 

@@ -89,7 +89,8 @@ class CarryingEngine(PassThrough):
         if not digest or not self.owners:
             return digest
         words = json.dumps(self._states(), sort_keys=True)
-        return hashlib.sha256(f"{digest} {words}".encode()).hexdigest()
+        weights, plus, rest = digest.partition("+")
+        return hashlib.sha256(f"{weights} {words}".encode()).hexdigest() + plus + rest
 
     def weights_checksums(self) -> Mapping[str, int]:
         """The engine's checksums, and one for each owner's state."""

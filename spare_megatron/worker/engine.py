@@ -86,7 +86,8 @@ class StepEngine(Protocol):
         all groups; empty where results need not be equal. No collective."""
 
     def weights_digest(self) -> str:
-        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. No collective."""
+        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. Behind a '+' there
+        may be one of other state that must be equal on all groups of this job. No collective."""
 
     def weights_checksums(self) -> Mapping[str, int]:
         """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` covers. No collective."""

@@ -173,6 +173,8 @@ def run_megatron_job(
         method=job.spare.reduce,
         flips=injector.flips if injector.has_flips else None,
         batches=start.batches(job),
+        first_step=start.step,
+        state_shards=start.shards(job),
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
@@ -302,6 +304,7 @@ def _spec(
 def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
     identity |= package_used(args)
+    identity["state shards"] = start.shards(job)
     if job.spare.reduce.startswith("exact"):
         identity |= arithmetic()
     for name, value in sorted(vars(args).items()):
@@ -317,6 +320,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         global_batch_size=job.shape.global_batch_size,
         seq_length=job.seq_length,
         consumed_samples=start.consumed_samples,
+        state_shards=start.shards(job),
         world_size=job.shape.world_size,
         device=compute_device().type,
         late_pauses=job.spare.schedule == "tickets",
@@ -372,7 +376,13 @@ def _saver(
         consumed = batches.consumed_before(step + 1)
         kept = carrying.with_states(engine.exact.state if engine.exact is not None else None)
         return checkpointer.take(
-            directory, step=step, consumed_samples=consumed, args=flags, rank_state=kept, copied=copied
+            directory,
+            step=step,
+            consumed_samples=consumed,
+            args=flags,
+            rank_state=kept,
+            state_shards=engine.shards.number,
+            copied=copied,
         )
 
     def published(step: int) -> None:

@@ -37,10 +37,17 @@ class Start:
     """The state of this rank position's engine beside model and optimizer."""
     read_rank_states: Callable[[], list[Any]] = list
     """Reads those of all positions of the group that saved the checkpoint. Collective."""
+    state_shards: int | None = None
+    """S, where a checkpoint or the running job says it."""
 
     def batches(self, job: JobArguments) -> BatchSchedule:
         """The batch size of each step from this one on."""
         return job.batches.schedule(self.step + 1, self.consumed_samples)
+
+    def shards(self, job: JobArguments) -> int:
+        """S, the number of state shards: that of the groups with which the job was started first, whose checkpoints
+        have it."""
+        return self.state_shards or job.shape.num_groups
 
 
 def load_start(job: JobArguments, replica: Replica) -> Start:
@@ -60,7 +67,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if "refusal" in chosen:
         raise ConfigError(chosen["refusal"])
     if chosen["running"] is not None:
-        return Start(*chosen["running"])
+        return Start(**chosen["running"])
     if chosen["directory"] is None:
         return Start()
     directory = Path(chosen["directory"])
@@ -76,7 +83,9 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
         _carry_files(job, directory)
         log.info("loaded %s: step %d, %d samples consumed", directory, loaded.step, loaded.consumed_samples)
         _compare_pieces(job, loaded.args)
-    return Start() if fresh else Start(loaded.step, loaded.consumed_samples, loaded.rank_state, loaded.read_rank_states)
+    if fresh:
+        return Start()
+    return Start(loaded.step, loaded.consumed_samples, loaded.rank_state, loaded.read_rank_states, loaded.state_shards)
 
 
 def _carry_files(job: JobArguments, loaded: Path) -> None:
@@ -99,8 +108,8 @@ def _carry_files(job: JobArguments, loaded: Path) -> None:
         )
 
 
-def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
-    """The step and the samples after which the present life of the job began, where this group was started again in it;
+def _of_running_job(job: JobArguments) -> dict[str, int] | None:
+    """Where the present life of the job began, as fields of :class:`Start`, where this group was started again in it;
     None where it was not, or where that cannot be known. The files alone may be those of a coordinator that is dead."""
     if not job.place.restarts:
         return None
@@ -110,7 +119,11 @@ def _of_running_job(job: JobArguments) -> tuple[int, int] | None:
         return None
     opened: JobDescription = decode(kept)
     log.info("the job trains already: the state comes from groups that live, not from a checkpoint")
-    return int(status.get("first_step", 0)), opened.consumed_samples
+    return {
+        "step": int(status.get("first_step", 0)),
+        "consumed_samples": opened.consumed_samples,
+        "state_shards": opened.state_shards,
+    }
 
 
 def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:

@@ -166,7 +166,7 @@ class StepRunner:
     """When that run came to pieces of lost groups; 0: it has none so far."""
     _computing: bool = field(default=False, init=False)
     _weights: str = field(default="", init=False)
-    """Digest of the weights with which the step in flight began."""
+    """Digest of the weights, and of part of the optimizer's state, with which the step in flight began."""
 
     def __post_init__(self) -> None:
         self._reader = TicketReader(self.session)

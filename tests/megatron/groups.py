@@ -88,6 +88,7 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
         partial(toy.forward_step, convention=case["convention"]),
         source_of(shape, world.data_rank),
         method=case["reduce"],
+        state_shards=case.get("state_shards"),
     )
 
 

@@ -92,6 +92,12 @@ def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: 
     assert found == dense
     place = f"group 0 (rank 1) diverged: its weights after step {STEPS} differ from the majority's: in "
     assert place in said(job)
+    job, found = train(tmp_path / "moments", 3, DENSE, "bitflip:group=1,position=0,step=2,at=optimizer")
+    assert found == dense
+    place = (
+        "group 1 (rank 0) diverged: its weights after step 2 differ from the majority's: in exp_avg_sq of state shard 2"
+    )
+    assert place in said(job)
 
 
 @pytest.mark.timeout(600)

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 import torch
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control_plane.group_aggregation import joined_digests
+from spare_megatron.control_plane.group_aggregation import first_part, joined_digests
 from spare_megatron.coordinator.journal import Record, read
 from spare_megatron.protocol.messages import SendView, Vote
 from spare_megatron.protocol.view import View
@@ -34,7 +34,7 @@ def views(job: Job) -> list[View]:
 
 
 def voted(job: Job) -> dict[int, set[str]]:
-    """Step -> the digests of the weights after it that groups voted."""
+    """Step -> the digests of the weights after it that groups voted, which no number of groups changes."""
     return voted_in(job.run_dir / "journal.jsonl")
 
 
@@ -43,7 +43,7 @@ def voted_in(journal: Path) -> dict[int, set[str]]:
     found: dict[int, set[str]] = {}
     for record in read(journal):
         if isinstance(record.event, Vote) and record.event.result.ok:
-            found.setdefault(record.event.result.step - 1, set()).add(record.event.result.weights_digest)
+            found.setdefault(record.event.result.step - 1, set()).add(first_part(record.event.result.weights_digest))
     return found
 
 

@@ -62,6 +62,13 @@ def test_another_rank_goes_on_from_the_state() -> None:
     assert other.weights_digest() == one.weights_digest()
 
 
+def test_what_an_engine_compares_beside_its_weights_stays_a_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = trained(1)
+    alone = one.weights_digest()
+    monkeypatch.setattr(ToyEngine, "weights_digest", lambda engine: f"{engine.digest()}+shard")
+    assert one.weights_digest() == f"{alone}+shard"
+
+
 def test_votes_see_a_state_that_differs_and_name_it() -> None:
     one, _ = trained(2)
     other, counter = trained(2)

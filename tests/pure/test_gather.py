@@ -8,7 +8,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, Tally, merge_reports
+from spare_megatron.control_plane.group_aggregation import (
+    Ballots,
+    MinOverRanks,
+    Tally,
+    first_part,
+    joined_digests,
+    merge_reports,
+)
 from spare_megatron.control_plane.reports import Reduced
 from spare_megatron.protocol.messages import Link, ReductionResult
 
@@ -112,6 +119,15 @@ def test_digests_of_the_ranks_become_one() -> None:
 
     assert digest("", "") == ""
     assert digest("a", "b") == digest("a", "b") != digest("b", "a")
+
+
+def test_parts_of_digests_become_one_each() -> None:
+    first, plus, second = joined_digests(["a+x", "b+y"]).partition("+")
+    assert plus
+    assert first == joined_digests(["a", "b"]) == first_part(joined_digests(["a+z", "b+y"]))
+    assert second == joined_digests(["x", "y"]) != joined_digests(["z", "y"])
+    assert joined_digests(["a+x"]) == "a+x"
+    assert joined_digests(["a", "b+y"]) != joined_digests(["a+y", "b"])
 
 
 def test_a_roll_moves_with_the_slowest() -> None:

@@ -60,6 +60,7 @@ _HERE = "optimizer of this layout"
 them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
 have an optimizer of their own in some layouts only."""
 _RANK_STATE = "spare_rank_state"
+_STATE_SHARDS = "spare_state_shards"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True, FORM: RESHARDABLE}
 """Megatron's description of how the state dict was built; a load builds it the same way."""
 
@@ -76,6 +77,8 @@ class Loaded:
     """What this rank position gave to ``take``; None where the checkpoint has no such data or another group size."""
     read_rank_states: Callable[[], list[Any]] = list
     """Reads what each position gave to ``take``, on every rank. Collective."""
+    state_shards: int | None = None
+    """S, the number of state shards; None where no optimizer's state was read, or the checkpoint is of version 0.1."""
 
 
 class Checkpointer:
@@ -96,6 +99,7 @@ class Checkpointer:
         consumed_valid_samples: int = 0,
         args: Mapping[str, Any] | None = None,
         rank_state: Any = None,
+        state_shards: int | None = None,
         copied: bool = True,
     ) -> TorchDistShare:
         """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
@@ -106,6 +110,7 @@ class Checkpointer:
             consumed_samples, consumed_valid_samples: consumed up to that step.
             args: Megatron's flags, to be stored with the checkpoint.
             rank_state: data of this rank position that can be pickled; only a load with the same group size returns it.
+            state_shards: S; with the number of elements of a buffer the borders of the shards follow from it.
             copied: see :meth:`ShareWriter.take`.
         """
         replica = self._replica
@@ -115,6 +120,7 @@ class Checkpointer:
             state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
             add_distributed(_parts(state["optimizer"]))
             state["opt_param_scheduler"] = replica.scheduler.state_dict()
+            state[_STATE_SHARDS] = state_shards
         else:
             state = _sharded_state(replica, dict(_CONTENT), is_loading=False, optimizer=False)
         state["args"] = argparse.Namespace(
@@ -222,6 +228,7 @@ def load(
         args=args,
         rank_state=state.get(_RANK_STATE),
         read_rank_states=partial(_rank_states, directory, stored) if optimizer else list,
+        state_shards=common.get(_STATE_SHARDS) if optimizer else None,
     )
 
 

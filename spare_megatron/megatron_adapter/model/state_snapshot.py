@@ -6,7 +6,7 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
@@ -31,9 +31,18 @@ def weights_digest(replica: Replica, beside: Sequence[kernels.Digestible] = ()) 
     return f"{kernels.digest([*tensors, *beside]):016x}"
 
 
-def weights_checksums(replica: Replica, **beside: Sequence[kernels.Digestible]) -> dict[str, int]:
+def weights_checksums(replica: Replica, beside: Mapping[str, Sequence[kernels.Digestible]]) -> dict[str, int]:
     """Name -> signed 64-bit digest of each tensor of :func:`model_tensors` and of what is ``beside`` them, to find
     where weights differ."""
     found = {name: kernels.digest([tensor.detach().contiguous()]) for name, tensor in model_tensors(replica)}
     found |= {name: kernels.digest(parts) for name, parts in beside.items()}
     return {name: (checksum ^ 1 << 63) - (1 << 63) for name, checksum in found.items()}
+
+
+def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, with its dimensions in the order in which it lies in memory."""
+    if tensor.is_contiguous():
+        return tensor
+    ordered = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
+    assert ordered.is_contiguous(), f"a tensor is not one piece of memory: strides {tensor.stride()}"
+    return ordered

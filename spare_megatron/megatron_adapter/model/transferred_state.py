@@ -21,8 +21,9 @@ import torch
 
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import give_first_state
 from spare_megatron.megatron_adapter.model.exact import ExactGradients
+from spare_megatron.megatron_adapter.model.optimizer_shards import OptimizerShards
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.model.state_snapshot import model_tensors
+from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order, model_tensors
 
 _FP8 = "_extra_state"
 """How the names of transformer-engine's fp8 scales end in a model's state."""
@@ -39,33 +40,33 @@ class TransferableState:
     replica: Replica
     exact: ExactGradients | None
     """The exact sums, whose scales follow from earlier steps; None in plain modes."""
+    shards: OptimizerShards
+    applied: int
+    """The step after which the state is."""
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Name -> tensor of parameters, persistent buffers, fp32 copies, optimizer states and scales of exact sums, in
-        the memory that training uses. No collective."""
+        """Name -> tensor of parameters, persistent buffers, scales of exact sums and, by state shard, fp32 copies and
+        optimizer states, in the memory that training uses. In the order of names, which is that in which they travel, a
+        shard is one range of bytes. No collective."""
         replica = self.replica
-        give_first_state(replica)
         seen = {half.data_ptr() for part in _parts(replica) for half in _rounded(part)}
         found: dict[str, torch.Tensor] = {}
-        model = set()
         for name, tensor in model_tensors(replica):
-            model.add(tensor.untyped_storage().data_ptr())
             if tensor.data_ptr() not in seen and not name.endswith(_FP8):
                 seen.add(tensor.data_ptr())
                 found[f"model.{name}"] = tensor
-        for number, part in enumerate(_parts(replica)):
-            for place, parameter, state in _updated(part):
-                name = f"optimizer.{number}.{place}"
-                if parameter.untyped_storage().data_ptr() not in model:
-                    found[f"{name}.main"] = parameter
-                found |= {f"{name}.{key}": one for key, one in sorted(state.items()) if key != "step"}
         if self.exact is not None:
             found |= {f"exact.{key}": one for key, one in self.exact.format.tensors.items()}
-        return {name: _in_memory_order(name, tensor.detach()) for name, tensor in found.items()}
+        found = {name: in_memory_order(tensor.detach()) for name, tensor in found.items()}
+        for shard in range(self.shards.number):
+            for one in self.shards.tensors(shard):
+                found[f"state shard {shard:05}.{one.place}.{one.kind}"] = one.tensor
+        return found
 
     def state_values(self) -> Mapping[str, Any]:
-        """Options and step counters of the optimizers, loss scalers, learning-rate schedule, and the scales of exact
-        sums that are no tensors. No collective."""
+        """Options and step counters of the optimizers, loss scalers, learning-rate schedule, the scales of exact sums
+        that are no tensors, and in exact modes the digest of each state shard, which is equal on all donors. No
+        collective."""
         replica = self.replica
         give_first_state(replica)
         schedule = {name: value for name, value in vars(replica.scheduler).items() if name != "optimizer"}
@@ -73,12 +74,16 @@ class TransferableState:
             "optimizers": [_values_of(part) for part in _parts(replica)],
             "schedule": schedule,
             "exact": None if self.exact is None else self.exact.format.values,
+            **({} if self.exact is None else self._shard_digests()),
         }
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
         """Go on from the state after ``step``: ``values`` of another rank, whose tensors have been written into those
-        of :meth:`state_tensors`. No collective."""
+        of :meth:`state_tensors`. No collective.
+
+        Raises RuntimeError where what is in a state shard is not what the other rank had in it."""
         replica = self.replica
+        self.applied = step
         give_first_state(replica)
         for part, told in zip(_parts(replica), values["optimizers"], strict=True):
             _adopt_values(part, told)
@@ -87,6 +92,13 @@ class TransferableState:
         vars(replica.scheduler).update(values["schedule"])
         if self.exact is not None:
             self.exact.format.adopt(values["exact"])
+            unlike = [name for name, digest in self._shard_digests().items() if values[name] != digest]
+            if unlike:
+                raise RuntimeError(f"the state after step {step} came otherwise than it was: {', '.join(unlike)}")
+
+    def _shard_digests(self) -> dict[str, str]:
+        """The digest of each state shard, 16 hex digits."""
+        return {f"state shard {number}": f"{self.shards.digest(number):016x}" for number in range(self.shards.number)}
 
 
 def _parts(replica: Replica) -> list[Any]:
@@ -141,12 +153,3 @@ def _like(own: Any, value: Any) -> Any:
     if torch.is_tensor(own):
         return torch.full_like(own, value)
     return tuple(value) if isinstance(own, tuple) else value
-
-
-def _in_memory_order(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, with its dimensions in the order in which it lies in memory."""
-    if tensor.is_contiguous():
-        return tensor
-    ordered = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
-    assert ordered.is_contiguous(), f"{name} is not one piece of memory: strides {tensor.stride()}"
-    return ordered

@@ -28,6 +28,7 @@ from spare_megatron.launch.script_modules import OF_A_JOB
 from spare_megatron.runtime.import_variables import import_environment
 
 ROOT = Path(__file__).resolve().parent.parent
+SMALLER = "tests.small_mock_data"
 READY_S = 120.0
 """How long its imports may take."""
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -50,7 +51,7 @@ def socket_path() -> str:
     path = folder / "socket"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path), *OF_A_JOB],
+            [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path), *OF_A_JOB, SMALLER],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.harness import Job, launch
 
-STEPS = 8
+STEPS = 6
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
     *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
@@ -58,7 +58,7 @@ def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.timeout(600)
 def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
     layout, expected = calm
-    inject = ("sigkill:group=1,step=3,at=reduce", "sigkill:group=2,position=1,step=6,at=backward,n=1")
+    inject = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,position=1,step=5,at=backward,n=1")
     groups, redundancy, flags = LAYOUTS[layout]
     staged = tmp_path / "staged"
     flags += ("--spare-stage-command", f"echo {{shard}} >> {staged}")

@@ -56,7 +56,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--error-when-back", default="", help="as --config-error, where the group was started again")
     parser.add_argument("--crash-when-back", action="store_true", help="as --crash, where the group was started again")
     parser.add_argument("--hang", default="", help="GROUP,STEP: hang there with the interpreter's lock")
-    for flag in ("max-group-restarts", "group-restart-pause-s", "on-event", "health-check"):
+    for flag in ("max-group-restarts", "group-restart-pause-s", "on-event", "health-check", "preload"):
         parser.add_argument(f"--spare-{flag}", help="is for the launcher")
     return parser.parse_args()
 

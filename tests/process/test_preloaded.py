@@ -20,6 +20,7 @@ from spare_megatron.launch.preload_client import UNKNOWN, ParentLink, connect, s
 from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
+from spare_megatron.runtime.run_directory import glance
 from tests import preloaded
 from tests.process.harness import ROOT, alive, launch, toy_digests
 
@@ -95,6 +96,13 @@ def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
         process.wait()
 
 
+def of_no_torch(folder: Path) -> str:
+    """A script of ranks for which nothing is preloaded but what is asked for, so that their parent starts at once."""
+    path = folder / "ranks.py"
+    path.write_text("import runpy\nrunpy.run_module('tests.process.control_client', run_name='__main__')\n")
+    return str(path)
+
+
 def start(link: ParentLink, command: list[str], log: Path, directory: Path, **environ: str) -> Any:
     """Fork a process with its output in ``log``."""
     with open(os.devnull, "rb") as nothing, log.open("ab") as out:
@@ -145,15 +153,15 @@ def test_ends_are_those_of_a_spawned_process(source: str, status: int, tmp_path:
     assert log.read_text().splitlines()[-1:] == spawned.stderr.splitlines()[-1:]
 
 
-def test_a_thousand_forks_leave_nothing(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
+def test_hundreds_of_forks_leave_nothing(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     link, process = light
     path = tmp_path / "script.py"
     path.write_text("import sys, os; os._exit(int(sys.argv[1]))")
     parent = psutil.Process(process.pid)
     command = [sys.executable, str(path)]
-    for number in range(1000):
-        one = start(link, [*command, str(number % 251)], tmp_path / "log", tmp_path)
-        assert one.wait(30.0) == number % 251
+    for number in range(256):
+        one = start(link, [*command, str(number)], tmp_path / "log", tmp_path)
+        assert one.wait(30.0) == number
         if number == 10:
             before = parent.num_fds(), len(os.listdir("/proc/self/fd"))
     assert (parent.num_fds(), len(os.listdir("/proc/self/fd"))) == before
@@ -218,8 +226,8 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
     name = f"preloaded_{abs(hash(source)) % 10**6}"
     (tmp_path / f"{name}.py").write_text(source)
     environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", LISTENING: ""}
-    words = ("--steps", "2", "--spare-preload", name)
-    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ)
+    words = ("--steps", "2", "--spare-preload", f"{name},json")
+    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ, script=of_no_torch(tmp_path))
     job.finish()
     said = [line for line in (tmp_path / "run" / "launch.out").read_text().splitlines() if name in line]
     assert len(said) == 1, job.report()
@@ -267,9 +275,10 @@ def test_which_modules_are_preloaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize("when", ["parent", pytest.param("launcher", marks=pytest.mark.full), "both"])
 def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None:
     """The job goes on without its parent, and a lost group is back; without its launcher nothing is left."""
-    steps = ("--steps", "60", "--piece-s", "0.02", "--spare-max-group-restarts", "3")
-    job = launch(tmp_path / "run", *steps, groups=3, environ={LISTENING: ""})
-    job.wait_for_step(5)
+    quick, size = tmp_path / "quick", 1 if when == "parent" else 2
+    steps = ("--steps", "60", "--piece-s", "0.25", "--quick-once", str(quick), "--spare-max-group-restarts", "3")
+    job = launch(tmp_path / "run", *steps, groups=3, group_size=size, environ={LISTENING: ""})
+    job.wait_for_step(3)
     parent = psutil.Process(job.pid(0, 0)).ppid()
     assert "preloaded_parent" in " ".join(psutil.Process(parent).cmdline())
     if when != "parent":
@@ -278,12 +287,15 @@ def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None
         assert not alive(parent)
         return
     job.kill(parent)
-    job.wait_for_step(8)
+    job.wait_for_step(5)
     job.kill(job.pid(1, 0))
+    live = {"0": 0, "1": 1, "2": 0}
+    job.wait_for("group 1", lambda: (glance(job.run_dir / "status.json") or {"live": {}})["live"] == live)
+    quick.touch()
     lines = job.finish()
     assert (job.run_dir / "launch.out").read_text().count("the preloaded parent of the ranks has ended") == 1
     assert lines[-1]["live_groups"] == 3, job.report()
-    calm = launch(tmp_path / "calm", *steps, groups=3)
+    calm = launch(tmp_path / "calm", *steps, groups=3, group_size=size)
     calm.finish()
     assert set(toy_digests(job.run_dir).values()) == set(toy_digests(calm.run_dir).values())
 
@@ -292,7 +304,8 @@ def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
     """Ranks are then started as new processes, and the parent's are judged as killed."""
     job = launch(
         tmp_path / "run",
-        *("--steps", "4"),
+        *("--steps", "4", "--spare-preload", "json"),
+        script=of_no_torch(tmp_path),
         groups=2,
         group_size=1,
         environ={LISTENING: "", "SPARE_FAILPOINTS": "preload:preload.request=stop,after=1"},

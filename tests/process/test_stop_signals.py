@@ -19,6 +19,7 @@ from spare_megatron.launch.life_report import ended_life
 from spare_megatron.launch.restart_policy import EndedLife, JobProgress
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
+from tests import preloaded
 from tests.process.harness import Job, launch, toy_digests
 
 pytestmark = pytest.mark.timeout(400)
@@ -60,7 +61,8 @@ def stopped(run_dir: Path, save: Path, groups: int, whom: str, number: signal.Si
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
     # timeout passes on the usual signals and the one that it is to send at its end
     under = ("timeout", "--signal", number.name.removeprefix("SIG"), "600") if whom == "timeout" else ()
-    job = launch(run_dir, *words, groups=groups, under=under)
+    environ = {preloaded.LISTENING: preloaded.socket_path()}  # under timeout, too, nothing is else than here
+    job = launch(run_dir, *words, groups=groups, under=under, environ=environ)
     job.wait_for("training", lambda: len(job.metrics) >= 3)
     tell(job, whom, number)
     last: int = job.finish(code=ExitCode.REQUEUE)[-1]["step"]

@@ -136,7 +136,8 @@ def have(state: State, event: Have) -> Transition:
         after = state_shards.remaining(after)
     elif event.whole:
         return take(after, state, {}, f"{why}, of which it is the only host now")
-    if state.saved_step < state.committed[0] and (lost := state_shards.lost(after)):
+    saved = state.phase == "ending" and state.saved_step == state.committed[0]
+    if not saved and (lost := state_shards.lost(after)):
         return stop(after, "wipe-out", f"{why}; no copy is left of {state_shards.named(lost)}")
     return ignore(after, why)
 

@@ -102,11 +102,12 @@ def renewed(state: State) -> State:
 
 def new_host(state: State, event: Have) -> StateHost | None:
     """The new host that this is about; None where it is none, or the report is of another epoch: it may be about an
-    earlier time as a host."""
-    if event.epoch != state.epoch:
-        return None
+    earlier time as a host. Who has a donor has not nothing."""
     who = (event.shard, event.group, event.incarnation)
-    return next((h for h in state.state_hosts if (h.shard, *h.member) == who and h.standing in (NEW, VOID)), None)
+    host = next((h for h in state.state_hosts if (h.shard, *h.member) == who and h.standing in (NEW, VOID)), None)
+    if host is None or event.epoch != state.epoch or (host.donor is not None and not event.whole):
+        return None
+    return host
 
 
 def reported(state: State, host: StateHost, whole: bool) -> State:

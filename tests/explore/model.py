@@ -20,7 +20,9 @@ What must hold, beside protocol.invariants after each event:
 * a checkpoint that counts has the right weights, unless nobody was left to compare with and no vote spoke against it;
 * a job that finishes has saved its last step, and one that is wiped out has kept a checkpoint that nothing speaks
   against;
-* a coordinator that was replaced fences no member.
+* a coordinator that was replaced fences no member;
+* with state shards (:mod:`tests.explore.shard_judge`): who counts as a host of one has its state, nobody computes on
+  other weights than those after the last commit, and the job is wiped out only where the last copy of one is lost.
 
 Messages to and from a process that is gone are dropped. Nothing is missed by that: they could have arrived before its
 end.

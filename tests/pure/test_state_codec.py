@@ -18,7 +18,7 @@ from spare_megatron.protocol.state import Plan
 from spare_megatron.protocol.state_codec import decode_state, encode_state
 from tests.explore.model import Model
 from tests.explore.shape import Shape
-from tests.explore.shapes import ANY
+from tests.explore.shapes import ANY, SHARDS
 from tests.explore.walk import walk
 
 
@@ -112,6 +112,27 @@ def test_any_state_of_a_walk_survives(
     note("; ".join(moves))
     assert model.do.heard is not None
     assert_survives(model.do.heard)
+
+
+@settings(max_examples=30, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    num_groups=st.integers(2, 5),
+    copies=st.integers(1, 3),
+    numbers=st.lists(st.integers(0, 2**16), min_size=20, max_size=300),
+)
+def test_any_state_with_state_shards_survives(num_groups: int, copies: int, numbers: list[int]) -> None:
+    shape = Shape(num_groups, num_groups, 5, faults=10, kinds=SHARDS, state_shards=3, state_copies=copies, formed=True)
+    model = Model(shape)
+    _, moves = walk(model, numbers)
+    note("; ".join(moves))
+    assert model.do.heard is not None
+    assert_survives(model.do.heard)
+
+
+def test_in_a_snapshot_of_an_older_version_every_group_hosts_everything() -> None:
+    plain = encode_state(initial_state())
+    del plain["state_hosts"]
+    assert_same(initial_state(), decode_state(plain))
 
 
 @pytest.mark.parametrize("field", ["votes", "plan", "assignments", "spec"])

@@ -153,9 +153,14 @@ def _distributed(module: Any, index: int, options: dict[str, Any]) -> Any:
 
 
 def _optimizer(job: JobArguments, chunks: list[Any]) -> Any:
+    from megatron.core import optimizer as core_optimizer
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
     fields = {k: v for k, v in job.optimizer.items() if k in OptimizerConfig.__dataclass_fields__}
     config = chunks[0].config
     fields |= {"fp16": config.fp16, "bf16": config.bf16, "params_dtype": config.params_dtype}
-    return get_megatron_optimizer(OptimizerConfig(**fields), chunks, use_gloo_process_groups=False)
+    told, kinds = OptimizerConfig(**fields), None
+    if getattr(config, "use_mup", False):  # as Megatron-LM's setup_model_and_optimizer
+        by_width = core_optimizer.get_mup_config_overrides(told, config.mup_width_mult, told.optimizer)
+        kinds = {**core_optimizer.get_standard_config_overrides(told), **by_width}
+    return get_megatron_optimizer(told, chunks, kinds, use_gloo_process_groups=False)

@@ -19,17 +19,20 @@ Values = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of ``flags``: they get at most the number ``at_most``, or ``value``, or ``times`` as much, or,
-    without any of these, are dropped."""
+    """What becomes of ``flags``: they get at most the number ``at_most``, or ``value``, or ``times`` as much, or stay
+    with ``stays``, or, without any of these, are dropped."""
 
     reason: str
     flags: tuple[str, ...]
     at_most: int | None = None
     value: str | None = None
     times: float | None = None
+    stays: bool = False
 
     def apply(self, old: Values) -> Values | None:
         """The new values of one flag; None drops it."""
+        if self.stays:
+            return old
         if self.at_most is not None:
             return (str(min(int(old[0]), self.at_most)),)
         if self.times is not None:

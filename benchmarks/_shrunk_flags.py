@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks._shrinking_rules import ADDED, LAYERS, LAYOUT, RULES, Values
+from benchmarks._shrinking_rules import ADDED, LAYERS, LAYOUT, RULES, Rule, Values
 from spare_megatron.flags.check import ENGINE_MODULES
 
 GROUPS, GROUP_MAX = 2, 4
@@ -20,6 +20,8 @@ class Shrunk:
     changed: dict[str, tuple[Values, Values]] = field(default_factory=dict)
     """Flag -> (values there, values here)."""
     dropped: dict[str, Values] = field(default_factory=dict)
+    given: Values = ()
+    """Words that it gets beside those that every configuration gets."""
 
     @property
     def words(self) -> list[str]:
@@ -31,7 +33,7 @@ class Shrunk:
     def added(self) -> list[str]:
         """What it got in addition."""
         no_biases = "--num-experts" in self.kept | self.changed and "--disable-bias-linear" not in self.kept
-        return [*ADDED, *(["--disable-bias-linear"] if no_biases else [])]
+        return [*ADDED, *(["--disable-bias-linear"] if no_biases else []), *self.given]
 
     @property
     def layout(self) -> dict[str, int]:
@@ -62,12 +64,19 @@ class Shrunk:
         there = self.kept.pop(flag) if flag in self.kept else self.changed[flag][0]
         self.changed[flag] = (there, (str(value),))
 
+    def drop(self, flag: str) -> None:
+        """Take a flag out, if it is there."""
+        if flag in self.kept:
+            self.dropped[flag] = self.kept.pop(flag)
+        if flag in self.changed:
+            self.dropped[flag] = self.changed.pop(flag)[0]
 
-def shrink(words: Sequence[str]) -> Shrunk:
-    """The configuration of a command line, made small by ``RULES``."""
-    rules = {flag: rule for rule in RULES for flag in rule.flags}
+
+def shrink(words: Sequence[str], more: Sequence[Rule] = ()) -> Shrunk:
+    """The configuration of a command line, made small by ``RULES``; where ``more`` has a rule for a flag, by that."""
+    rules = {flag: rule for rule in (*RULES, *more) for flag in rule.flags}
     shrunk = Shrunk()
-    for flag, values in _flags(words):
+    for flag, values in dict(_flags(words)).items():  # of a flag that comes twice the last counts
         new = rules[flag].apply(values) if flag in rules else values
         if new is None:
             shrunk.dropped[flag] = values
@@ -82,7 +91,8 @@ def shrink(words: Sequence[str]) -> Shrunk:
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, Values]]:
     starts = [n for n, word in enumerate(words) if word.startswith("--")]
     for start, end in zip(starts, [*starts[1:], len(words)], strict=True):
-        yield words[start], tuple(words[start + 1 : end])
+        flag, equals, value = words[start].partition("=")
+        yield flag, (value,) if equals else tuple(words[start + 1 : end])
 
 
 def _fit(shrunk: Shrunk) -> None:

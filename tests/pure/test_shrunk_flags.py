@@ -1,15 +1,19 @@
-"""Configurations of Megatron-LM's functional tests, made small for benchmarks/functional_configs.py."""
+"""Configurations of Megatron-LM's functional tests and published recipes, made small for
+benchmarks/functional_configs.py."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 
 import pytest
 
 from benchmarks._shrinking_rules import RULES, STEPS
 from benchmarks._shrunk_flags import GROUPS, Shrunk, shrink
+from benchmarks._shrunk_recipes import ASKED_FOR, FEATURES, MORE_RULES, drawn_recipes, features_of, shrink_recipe
 from benchmarks.functional_configs import FOLDERS, described, judge
+from benchmarks.recipes import FOLDER, of_mainline
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.worker.job_arguments import parse_job
 from tests.pure.claim import RESULTS
@@ -24,6 +28,9 @@ def small(answers: dict[str, str]) -> dict[str, Shrunk]:
     return {name: shrink(sets[name]) for name in passed}
 
 
+RECIPES = {path.stem: of_mainline(path.read_text().splitlines())[0] for path in sorted(FOLDER.glob("*.args"))}
+REFUSED = ("bert", "gptoss", "paidsv3", "paimoon")
+"""Recipes that are refused."""
 OF_NEWER_CORES = ("--use-mup needs megatron-core", "--optimizer muon needs ")
 """How the answer begins where megatron-core is older than a configuration needs, or Muon's package is missing."""
 
@@ -81,3 +88,45 @@ def test_the_results_are_of_the_rules_that_are_here(small: dict[str, Shrunk]) ->
     for row in content["results"]:
         name = row["configuration"]
         assert row.items() >= described(name, small[name]).items()
+
+
+@pytest.mark.parametrize("nth", [7, pytest.param(1, marks=pytest.mark.full)], ids=["every seventh", "each"])
+def test_every_small_recipe_is_a_job_of_two_ranks_at_most_or_says_what_it_needs(nth: int) -> None:
+    for number, name in enumerate([one for one in RECIPES if one not in REFUSED][::nth]):
+        shrunk = shrink_recipe(RECIPES[name], random.Random(number))
+        try:
+            job, _ = parse_job([*shrunk.words, "--spare-reduce", "fp32"], {"SPARE_NUM_GROUPS": str(GROUPS)})
+        except ConfigError as error:
+            if " needs megatron-core" not in str(error):
+                raise
+            continue
+        assert job.shape.group_size == shrunk.group_size <= 2, name
+
+
+def test_each_rule_for_recipes_is_of_use_and_no_flag_has_two() -> None:
+    flags = Counter(flag for rule in MORE_RULES for flag in rule.flags)
+    assert max(flags.values()) == 1
+    assert flags.keys() <= {word.partition("=")[0] for words in RECIPES.values() for word in words}
+
+
+def test_a_seed_draws_the_same_recipes_and_every_feature() -> None:
+    accepted = [name for name in RECIPES if name not in REFUSED]
+    drawn = drawn_recipes(accepted, 30, 2026)
+    assert len(drawn) == 30
+    assert {name: one.words for name, one in drawn.items()} == {
+        name: one.words for name, one in drawn_recipes(accepted, 30, 2026).items()
+    }
+    assert {word for one in drawn.values() for word in features_of(one)} == {
+        *ASKED_FOR,
+        *(feature.name for feature in FEATURES),
+    }
+    sizes = [one.group_size for one in drawn.values()]
+    assert sizes == sorted(sizes)
+
+
+def test_the_results_of_recipes_are_of_the_rules_that_are_here() -> None:
+    content = json.loads((RESULTS / "trained_recipes.json").read_text())
+    drawn = drawn_recipes([name for name in RECIPES if name not in REFUSED], 30, content["config"]["seed"])
+    for row in content["results"]:
+        name = row["configuration"]
+        assert row.items() >= described(name, drawn[name]).items()

@@ -125,7 +125,8 @@ def accepted_recipes() -> list[str]:
 
 
 def drawn_recipes(accepted: Sequence[str], count: int, seed: int) -> dict[str, Shrunk]:
-    """``count`` of the ``accepted`` recipes, made small, smallest groups first; their names say what they were given.
+    """``count`` of the ``accepted`` recipes, made small: smallest groups first, among those of a size the ones with a
+    feature. Their names say what they were given.
 
     ``accepted``: names of files in tests/data/recipes, without their ending.
     """
@@ -140,7 +141,7 @@ def drawn_recipes(accepted: Sequence[str], count: int, seed: int) -> dict[str, S
         for name in generator.sample(able, min(feature.recipes, len(able))):
             free.remove(name)
             found[f"{name} with {feature.name}"] = give(found.pop(name), feature)
-    return dict(sorted(found.items(), key=lambda one: (one[1].group_size, one[0])))
+    return dict(sorted(found.items(), key=lambda one: (one[1].group_size, not features_of(one[1]), one[0])))
 
 
 def shrink_recipe(words: Sequence[str], generator: random.Random) -> Shrunk:

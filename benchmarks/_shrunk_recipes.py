@@ -24,7 +24,7 @@ DEGREES = {
     "EP": "--expert-model-parallel-size",
 }
 VIRTUAL = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank", LAYOUT)
-UNEVEN = (
+UNEVEN_STAGES = (
     *("--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"),
     *("--account-for-embedding-in-pipeline-split", "--account-for-loss-in-pipeline-split"),
 )
@@ -159,7 +159,7 @@ def shrink_recipe(words: Sequence[str], generator: random.Random) -> Shrunk:
         small.given += ("--eval-iters", "0")
     if "--fp16" in small.kept:  # the rates are higher here, and so are the gradients
         small.given += ("--initial-loss-scale", "4096")
-    for flag in (*VIRTUAL, *UNEVEN) if kept != "PP" else UNEVEN if virtual else ():
+    for flag in (*VIRTUAL, *UNEVEN_STAGES) if kept != "PP" else UNEVEN_STAGES if virtual else ():
         small.drop(flag)
     if "--num-layers" in small.changed and "--account-for-loss-in-pipeline-split" not in small.kept:
         small.change("--num-layers", LAYERS)

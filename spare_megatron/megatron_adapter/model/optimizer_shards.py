@@ -3,7 +3,7 @@
 Of the buffers, the one of a tied output layer's use (:mod:`.tied_head`) has no state: it is that of the embedding.
 
 May assume: the replica's parameters and optimizers stay the same objects. Promises: the layout
-(:mod:`spare_megatron.placement.state_shards`) is the same on this position of all groups; each tensor that an optimizer
+(:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an optimizer
 has for a parameter is in the shards whole, in the memory that training updates.
 """
 
@@ -20,7 +20,7 @@ from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buff
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order
-from spare_megatron.placement.state_shards import BufferBorders, UnitRun
+from spare_megatron.placement.shard_borders import BufferBorders, UnitRun
 
 
 class ShardTensor(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.placement.state_shards import BufferBorders, UnitRun
+from spare_megatron.placement.shard_borders import BufferBorders, UnitRun
 
 SIZES = st.integers(1, 60)
 UNITS = st.sampled_from((1, 2, 7, 16, 1000))

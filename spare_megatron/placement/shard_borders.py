@@ -17,7 +17,7 @@ Invariants:
    groups at all times.
 
 The worst bug would be an element that belongs to no shard: its state would be neither compared nor fetched.
-``tests/pure/test_state_shards.py`` draws layouts and would find it there. ``tests/megatron/test_optimizer_shards.py``
+``tests/pure/test_shard_borders.py`` draws layouts and would find it there. ``tests/megatron/test_optimizer_shards.py``
 looks for every element of real optimizers, at the place in the buffers that megatron-core gives it.
 """
 

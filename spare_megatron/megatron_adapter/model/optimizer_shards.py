@@ -3,8 +3,8 @@
 Of the buffers, the one of a tied output layer's use (:mod:`.tied_head`) has no state: it is that of the embedding.
 
 May assume: the replica's parameters and optimizers stay the same objects. Promises: the layout
-(:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an optimizer
-has for a parameter is in the shards whole, in the memory that training updates.
+(:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an
+optimizer has for a parameter is in the shards whole, in the memory that training updates.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "protocol": ("controller", ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py"]),
-    "worker": ("trainer", ["process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"]),
+    "protocol": ("protocol", ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py"]),
+    "worker": ("worker", ["process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"]),
     "collectives": ("collectives", ["process/test_replica.py", "process/test_masking.py"]),
     "checkpoint": ("checkpoint", ["process/test_checkpoints.py", "megatron/test_convert.py"]),
     "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py"]),

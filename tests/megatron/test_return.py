@@ -5,14 +5,16 @@ with them and through checkpoints."""
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from spare_megatron.checkpoint.folder import last_good
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, leave_whole, voted
+from tests.process.returning import check_same, is_member, leave_whole, voted
 
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -63,6 +65,20 @@ def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, lay
     [(steps, one)] = kept(after)
     assert steps == last + 1
     assert abs(one - 0.9 * norm - 0.1 * after.metrics[-1]["grad_norm"]) < 1e-9
+
+
+@pytest.mark.timeout(600)
+def test_a_job_of_more_groups_keeps_the_state_shards_and_so_does_a_group_that_comes_back(tmp_path: Path) -> None:
+    first = train(tmp_path / "first", "PP2", 2, "--exit-interval", "2")
+    first.finish(timeout_s=200.0)
+    flags = ("--load", str(first.run_dir / "save"), "--spare-redundancy", "2", "--spare-max-group-restarts", "1")
+    job = train(tmp_path / "run", "PP2", 3, *flags, inject=("sigkill:group=2,step=4,at=reduce",))
+    job.wait_for("group 2 as a member", lambda: is_member(job, 2, 1), timeout_s=240.0)
+    job.wait_for_step(job.metrics[-1]["step"] + 2)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    assert [json.loads((one.run_dir / "job.json").read_text())["state_shards"] for one in (first, job)] == [2, 2]
+    assert {len(digests) for digests in voted(job).values()} == {1}
 
 
 def kept(job: Job) -> set[tuple[int, float]]:

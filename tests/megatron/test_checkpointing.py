@@ -162,8 +162,11 @@ def weights(engine: Any) -> dict[str, int]:
     return {name: one for name, one in engine.weights_checksums().items() if "of state shard" not in name}
 
 
-def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: str) -> list[Any] | None:
-    """Train from scratch to the last step, saving step SAVED; or load it, save it again at once and go on."""
+def run(
+    rank: int, store: Any, one: dict[str, Any], start: str | None, target: str, shards: int | None = SHARDS
+) -> list[Any] | None:
+    """Train from scratch to the last step, saving step SAVED; or load it, save it again at once and go on. What is
+    loaded has the number ``shards`` of state shards, None where plain megatron-core has written it."""
     from torch.distributed import PrefixStore
 
     from spare_megatron.megatron_adapter.model import world
@@ -180,7 +183,7 @@ def run(rank: int, store: Any, one: dict[str, Any], start: str | None, target: s
             first = [groups.one_step(engine, peers, one, group, step) for step in range(1, SAVED + 1)]
             write(engine, group, target)
             return first + [groups.one_step(engine, peers, one, group, step) for step in range(SAVED + 1, STEPS + 1)]
-        read(engine, start)
+        read(engine, start, shards)
         write(engine, group, target)
         return [groups.one_step(engine, peers, one, group, step) for step in range(SAVED + 1, STEPS + 1)]
     finally:
@@ -202,7 +205,7 @@ def write(engine: Any, group: int, target: str) -> None:
         )
 
 
-def read(engine: Any, start: str) -> None:
+def read(engine: Any, start: str, shards: int | None) -> None:
     from spare_megatron.config.errors import ConfigError
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 
@@ -220,7 +223,7 @@ def read(engine: Any, start: str) -> None:
     loaded = group_checkpoint.load(start, engine.replica)
     assert (loaded.step, loaded.consumed_samples) == (SAVED, SAVED * engine.world.shape.global_batch_size)
     assert loaded.args.get("flag", "value") == "value"
-    assert loaded.state_shards == SHARDS
+    assert loaded.state_shards == shards
 
 
 def plain_load(rank: int, store: Any, path: str) -> float | None:

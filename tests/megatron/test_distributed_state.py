@@ -55,7 +55,7 @@ def worker(rank: int, store: Any, arguments: tuple[str, str]) -> dict[str, Any]:
     for form in forms:
         for layout, other in RESUMED[kind, form].items():
             name, start = f"{form} {layout}", f"{directory}/{form}"
-            result[name] = run(rank, PrefixStore(name, store), other, start, f"{start} {layout} again")
+            result[name] = run(rank, PrefixStore(name, store), other, start, f"{start} {layout} again", shards=None)
     for shared in (True, False):
         name = f"ours to plain {shared}"
         with plain_reference.world(rank, 4, PrefixStore(name, store), one, timeout_s=120):

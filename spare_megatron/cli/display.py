@@ -30,13 +30,16 @@ class Display:
         self._print(text)
 
     async def run(self) -> None:
-        """Print new lines until cancelled."""
+        """Print new lines until cancelled, and then what is left: the launcher may wait for its disk after that."""
         self._running = True
-        while True:
+        try:
+            while True:
+                self._follow()
+                if self._bar is not None:
+                    self._bar.show(glance(self._run_dir.status))
+                await asyncio.sleep(POLL_S)
+        finally:
             self._follow()
-            if self._bar is not None:
-                self._bar.show(glance(self._run_dir.status))
-            await asyncio.sleep(POLL_S)
 
     def close(self) -> None:
         """Print the last lines and remove the bar."""

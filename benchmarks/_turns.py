@@ -19,6 +19,10 @@ from pathlib import Path
 
 import psutil
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from spare_megatron.launch.preloaded_ranks import LISTENING
+
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP_STEPS = 4
 PATIENCE_S = 300.0
@@ -26,15 +30,19 @@ LOOK_S = 0.02
 
 
 class Side:
-    """A job of one or more commands; ``record`` is the file to which it writes its lines."""
+    """A job of one or more commands in a checkout; ``record`` is the file to which it writes its lines."""
 
-    def __init__(self, commands: Sequence[Sequence[str]], record: Path) -> None:
-        environ = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+    def __init__(self, commands: Sequence[Sequence[str]], record: Path, checkout: Path = ROOT) -> None:
+        environ = dict(os.environ, PYTHONPATH=str(checkout), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        environ[LISTENING] = ""  # with a parent of its own, whose ranks are below the launcher
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._record = record
-        self._roots = [subprocess.Popen(command, cwd=ROOT, env=environ, **quiet) for command in commands]
+        self._seen = self._lines = 0
+        self._roots = [subprocess.Popen(command, cwd=checkout, env=environ, **quiet) for command in commands]
         self._cpu_s = 0.0
         self._steps = 0
+        self.turns_cpu_s: list[float] = []
+        """CPU seconds per step of all its processes in each turn since ``forget``."""
 
     def run(self, steps: int) -> list[dict]:
         """Let the job run for so many whole steps and stop it again; returns the lines of these steps."""
@@ -48,8 +56,10 @@ class Side:
             time.sleep(LOOK_S)
         self._signal(signal.SIGSTOP)
         lines = self._record.read_text().splitlines()[: self._written()]
-        self._cpu_s += self._used_s() - before_s
-        self._steps += len(lines) - there
+        used_s, steps_run = self._used_s() - before_s, len(lines) - there
+        self._cpu_s += used_s
+        self._steps += steps_run
+        self.turns_cpu_s.append(used_s / steps_run)
         return [json.loads(line) for line in lines[there + 1 :]]
 
     def cpu_s(self) -> float:
@@ -59,6 +69,7 @@ class Side:
     def forget(self) -> None:
         """Do not count the CPU time used so far, for imports and first steps."""
         self._cpu_s, self._steps = 0.0, 0
+        self.turns_cpu_s.clear()
 
     def kill(self) -> None:
         """Kill all its processes, launchers first, so that they do not react to the deaths of the others."""
@@ -67,8 +78,13 @@ class Side:
             root.wait()
 
     def _written(self) -> int:
-        """Number of whole lines in the record so far."""
-        return self._record.read_bytes().count(b"\n") if self._record.exists() else 0
+        """Number of whole lines in the record so far; reads what is new."""
+        if self._record.exists():
+            with self._record.open("rb") as record:
+                record.seek(self._seen)
+                new = record.read()
+            self._seen, self._lines = self._seen + len(new), self._lines + new.count(b"\n")
+        return self._lines
 
     def _processes(self) -> list[psutil.Process]:
         found = []

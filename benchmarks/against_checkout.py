@@ -6,10 +6,9 @@ Both checkouts run their own code with this one's Python. The commit round (4 gr
 ``control_plane.py``) and the step (of ``step_overhead.py``'s model, 2 groups x PP2 and 4 groups of one rank, fp32 and
 exact sums) run in turns: both jobs are alive, one runs for some steps while every process of the other is stopped, and
 the order alternates, so that drift of the machine affects both alike. Two jobs of equal code differ by what their
-processes are like (addresses, hash seeds), so the jobs are started again ``--starts`` times. CPU time is counted to the
-nanosecond. A masked kill is that of ``masked_failure.py``: CPU time of a whole job of 4 groups x PP2 in which three
-groups are killed, start included, and the time from the signal to the commit. On a shared machine the ratio that counts
-is that of CPU time.
+processes are like (addresses, hash seeds), so the jobs are started again ``--starts`` times. A masked kill is that of
+``masked_failure.py``: CPU time of a whole job of 4 groups x PP2 in which three groups are killed, start included, and
+the time from the signal to the commit. On a shared machine the ratio that counts is that of CPU time.
 """
 
 from __future__ import annotations
@@ -19,12 +18,15 @@ import json
 import statistics
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from _report import report
-from step_overhead import model
+from _turns import ROOT, Side, take_turns
+from step_overhead import MORE_STEPS_THAN_ARE_RUN, mean, model, ours
 
-ROOT = Path(__file__).resolve().parents[1]
 Pair = tuple[dict[str, float], dict[str, float]]
 ROUND_STEPS, STEP_STEPS = 400, 6
 STEP_CASES = {
@@ -32,98 +34,17 @@ STEP_CASES = {
     "4 groups": (4, ("--global-batch-size", "32")),
 }
 STEP_MODES = {"fp32": ("--spare-reduce", "fp32"), "exact": ("--spare-reduce", "exact")}
-TURNS = """
-import json, os, signal, sys, tempfile, time
-from pathlib import Path
-import psutil
-{start}
-
-def whole():
-    roots = [psutil.Process(pid) for pid in pids()]
-    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
-
-def send(number):
-    for process in whole():
-        process.send_signal(number)
-
-def cpu_s(process):  # to the nanosecond; psutil has ticks of 10 ms
-    tasks = Path(f"/proc/{{process.pid}}/task").glob("*/schedstat")
-    return sum(int(path.read_text().split()[0]) for path in tasks) / 1e9
-
-def until(count):
-    deadline_s = time.monotonic() + 300
-    while steps() < count:
-        if time.monotonic() > deadline_s:
-            raise SystemExit(f"{{steps()}} steps, not {{count}}")
-        time.sleep(0.002)
-
-try:
-    until({warm_up})
-    send(signal.SIGSTOP)
-    print("ready", flush=True)
-    for line in sys.stdin:
-        processes, first, began_s = whole(), steps(), time.perf_counter()
-        before = [cpu_s(process) for process in processes]
-        send(signal.SIGCONT)
-        until(first + int(line))
-        send(signal.SIGSTOP)
-        used = [after - cpu for cpu, after in zip(before, map(cpu_s, processes), strict=True)]
-        done = steps() - first
-        found = dict(part(processes, used), all_ms=sum(used), wall_ms=time.perf_counter() - began_s)
-        print(json.dumps({{name: 1e3 * value / done for name, value in found.items()}}), flush=True)
-finally:
-    close()
-"""
 ROUND = """
+import sys
+from pathlib import Path
 from tests.process.control_job import ControlJob
-FLAGS = "--steps 1000000 --piece-s 0.002 --pieces 2 --heartbeat-timeout-s 50 --progress-timeout-s 300"
-scratch = tempfile.TemporaryDirectory()
-job = ControlJob(Path(scratch.name), 4, 2, FLAGS)
+job = ControlJob(Path(sys.argv[1]), 4, 2, "--steps 1000000 --piece-s 0.002 --pieces 2 " + sys.argv[2])
+job.under = ("env",)  # new processes in every checkout
 job.start()
-
-def pids():
-    return [job.coordinator.pid, *(rank.pid for rank in job.ranks.values())]
-
-def part(processes, used):
-    return {"coordinator_ms": used[0], "ranks_ms": sum(used[1:])}
-
-def steps():  # committed() reads the whole file
-    try:
-        with job.run_dir.metrics.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - 8192))
-            return json.loads(file.read().splitlines(True)[-2])["step"]
-    except (OSError, IndexError, ValueError):
-        return 0
-
-def close():
-    for process in whole():
-        process.kill()
-    job.close()
-    scratch.cleanup()
+job.coordinator.wait()
 """
-STEP = """
-import subprocess
-scratch = tempfile.TemporaryDirectory()
-record = Path(scratch.name) / "run" / "metrics.jsonl"
-words = [sys.executable, "-m", "spare_megatron.cli.launch", "--run-dir", str(record.parent), *{words!r}]
-environ = dict(os.environ, PYTHONPATH=os.getcwd(), OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1", SPARE_PRELOADED="")
-job = subprocess.Popen(words, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-def pids():
-    return [job.pid]
-
-def part(processes, used):
-    return {{}}
-
-def steps():
-    return record.read_bytes().count(b"\\n") if record.exists() else 0
-
-def close():
-    for process in whole():
-        process.kill()
-    job.wait()
-    scratch.cleanup()
-"""
+PATIENT = "--heartbeat-timeout-s 50 --progress-timeout-s 300"
+"""Of a job whose turn may be a while off."""
 KILL = """
 import json, random, resource, statistics, sys
 sys.path.insert(0, "benchmarks")
@@ -155,38 +76,38 @@ def pairs(other: Path, codes: list[str]) -> list[Pair]:
     return found
 
 
-def turned(other: Path, code: str, turns: int, steps: int) -> list[Pair]:
-    """The figures of each turn (this, other) of two jobs, of which one runs while the other is stopped."""
-    jobs = {}
-    try:
-        for checkout in (ROOT, other):
-            jobs[checkout] = subprocess.Popen(
-                [sys.executable, "-c", code], cwd=checkout, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            _answer(jobs[checkout])
-        found = []
-        for turn in range(turns + 1):
-            order = (ROOT, other) if turn % 2 else (other, ROOT)
-            results = {}
-            for checkout in order:
-                stdin = jobs[checkout].stdin
-                assert stdin is not None
-                stdin.write(f"{steps}\n")
-                stdin.flush()
-                results[checkout] = json.loads(_answer(jobs[checkout]))
-            found.append((results[ROOT], results[other]))
-        return found[1:]
-    finally:
-        for job in jobs.values():
-            job.communicate(timeout=60)
+def turned(other: Path, start: Callable[[Path, Path], Side], turns: int, steps: int) -> list[Pair]:
+    """The figures of each turn (this, other) of two jobs; ``start`` has a folder and a checkout."""
+    with tempfile.TemporaryDirectory(prefix="spare-") as name:
+        sides = {who: start(Path(name) / who, checkout) for who, checkout in (("this", ROOT), ("other", other))}
+        rounds = take_turns(sides, turns, steps)
+    figures = {
+        who: [
+            {"cpu_ms": 1e3 * cpu_s, "step_ms": 1e3 * mean(lines[who], "step_time_s")}
+            for lines, cpu_s in zip(rounds, side.turns_cpu_s, strict=True)
+        ]
+        for who, side in sides.items()
+    }
+    return list(zip(figures["this"], figures["other"], strict=True))
 
 
-def _answer(job: subprocess.Popen[str]) -> str:
-    assert job.stdout is not None
-    line = job.stdout.readline()
-    if not line:
-        raise RuntimeError("a checkout's job has ended, as it said above")
-    return line
+def commit_round(folder: Path, checkout: Path) -> Side:
+    """A job of 4 groups of 2 ranks without a model."""
+    folder.mkdir()
+    return Side([[sys.executable, "-c", ROUND, str(folder), PATIENT]], folder / "run" / "metrics.jsonl", checkout)
+
+
+def cases() -> Iterator[tuple[str, Callable[[Path, Path], Side], int]]:
+    """(what is compared, how a side is started, steps of a turn)."""
+    yield "commit round", commit_round, ROUND_STEPS
+    for case, (groups, flags) in STEP_CASES.items():
+        for mode, more in STEP_MODES.items():
+            words = (*model(), *flags, *more, "--train-iters", MORE_STEPS_THAN_ARE_RUN)
+            yield f"step, {case}, {mode}", partial(_step, groups=groups, flags=words), STEP_STEPS
+
+
+def _step(folder: Path, checkout: Path, groups: int, flags: tuple[str, ...]) -> Side:
+    return ours(folder, groups, flags, checkout=checkout)
 
 
 def rows(what: str, found: list[Pair], names: tuple[str, ...]) -> list[dict[str, object]]:
@@ -219,21 +140,17 @@ def main() -> None:
     parser.add_argument(
         "--kill-rounds", type=int, default=4, help="number of pairs of jobs with three kills (default: 4)"
     )
+    parser.add_argument("--case", default="", metavar="TEXT", help="of these, only what has TEXT in its name")
     parser.add_argument("--json", type=Path, help="file to write the result to")
     options = parser.parse_args()
     other = options.other.resolve()
     table: list[dict[str, object]] = []
-    codes = {"commit round": (TURNS.format(start=ROUND, warm_up=200), options.turns, ROUND_STEPS)}
-    for case, (groups, flags) in STEP_CASES.items():
-        for mode, more in STEP_MODES.items():
-            train = (*model(), *flags, *more, "--train-iters", "100000", "--spare-heartbeat-timeout-s", "600")
-            start = STEP.format(words=["--num-groups", str(groups), "pretrain_gpt.py", *train])
-            codes[f"step, {case}, {mode}"] = (TURNS.format(start=start, warm_up=4), options.step_turns, STEP_STEPS)
-    for what, (code, turns, steps) in codes.items():
-        found = [pair for _ in range(options.starts) for pair in turned(other, code, turns, steps)] if turns else []
-        if found:
+    for what, start, steps in cases():
+        turns = options.turns if steps == ROUND_STEPS else options.step_turns
+        if options.case in what and turns:
+            found = [pair for _ in range(options.starts) for pair in turned(other, start, turns, steps)]
             table += rows(what, found, tuple(found[0][0]))
-            sys.stderr.write(f"{what}: {table[-2]}\n")
+            sys.stderr.write(f"{table[-2]}\n{table[-1]}\n")
     kills = pairs(other, [KILL.format(seed=seed) for seed in range(options.kill_rounds)])
     if kills:
         table += rows("masked kill", kills, ("job_cpu_s", "total_s", "agree_s", "rebuild_s", "reduce_s"))

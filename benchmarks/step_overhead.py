@@ -51,7 +51,7 @@ from pathlib import Path
 
 from _goodput_model import FLAGS, GROUPS
 from _report import report
-from _turns import Side, take_turns
+from _turns import ROOT, Side, take_turns
 from limited_pretrain import LEVEL
 
 from spare_megatron import kernels
@@ -217,12 +217,14 @@ def model(seq_length: int = SEQ_LENGTH) -> tuple[str, ...]:
     return (*MODEL, "--seq-length", str(seq_length), "--max-position-embeddings", str(seq_length))
 
 
-def ours(run_dir: Path, groups: int, flags: tuple[str, ...], within: tuple[str, ...] = ()) -> Side:
+def ours(
+    run_dir: Path, groups: int, flags: tuple[str, ...], within: tuple[str, ...] = (), checkout: Path = ROOT
+) -> Side:
     """A job of this framework, with time-outs so long that none ends while the other sides have their turns."""
     command = [*within, sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(groups)]
     script = "benchmarks/limited_pretrain.py" if LEVEL in os.environ else "pretrain_gpt.py"
     command += ["--run-dir", str(run_dir), script, *flags, "--spare-heartbeat-timeout-s", "600"]
-    return Side([command], run_dir / "metrics.jsonl")
+    return Side([command], run_dir / "metrics.jsonl", checkout)
 
 
 def exact(piece: int) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 # Checks style, types and layers beside the tests; a failure of either fails. Usage:
 #   ./scripts/test.sh [--quick | --full] [pytest arguments]
 #   --quick  only the tests of pure functions, and one job that is killed and compared: two minutes
-#   --full   also runs the long test matrices, with other random examples each time, and writes benchmarks/results/full_tests.txt with the date
+#   --full   also runs the long test matrices, with other random examples each time, and writes
+#            benchmarks/results/full_tests.txt with the date
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 packages=

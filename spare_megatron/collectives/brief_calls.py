@@ -28,9 +28,10 @@ class Room:
         self._buffer = ctypes.create_string_buffer(most)
         self._view = memoryview(self._buffer)
 
-    def receive(self, sock: socket.socket, most: int) -> bytes | None:
-        """Some bytes; none where the connection has ended; None where there are none now."""
-        number = _LIBC.recv(sock.fileno(), self._buffer, min(most, len(self._view)), _FLAGS)
+    def receive(self, sock: socket.socket, most: int, flags: int = 0) -> bytes | None:
+        """Some bytes; none where the connection has ended; None where there are none now. ``flags``: further ones, such
+        as MSG_PEEK."""
+        number = _LIBC.recv(sock.fileno(), self._buffer, min(most, len(self._view)), _FLAGS | flags)
         if number >= 0:
             return bytes(self._view[:number])
         return None if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR) else b""
@@ -39,12 +40,3 @@ class Room:
 def send(sock: socket.socket, words: bytes) -> int:
     """Number of bytes that the connection takes now; 0 also where it has ended, which shows when it is read."""
     return max(0, int(_LIBC.send(sock.fileno(), words, len(words), _FLAGS)))
-
-
-def peek(sock: socket.socket, most: int) -> bytes | None:
-    """What ``receive`` would return, which stays to be received."""
-    buffer = ctypes.create_string_buffer(most)
-    number = _LIBC.recv(sock.fileno(), buffer, most, _FLAGS | socket.MSG_PEEK)
-    if number >= 0:
-        return buffer.raw[:number]
-    return None if ctypes.get_errno() in (errno.EAGAIN, errno.EINTR) else b""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 
-from spare_megatron.collectives.brief_calls import peek
+from spare_megatron.collectives.brief_calls import Room
 from spare_megatron.collectives.handshake import CALL_BYTES, read_call
 from spare_megatron.collectives.interface import family_of
 
@@ -27,5 +27,5 @@ def listener_at(host: str) -> socket.socket:
 
 def is_hopeless(sock: socket.socket) -> bool:
     """Whether a connection that was just accepted has ended, or begins with what is no call. Reads nothing."""
-    first = peek(sock, CALL_BYTES)
+    first = Room(CALL_BYTES).receive(sock, CALL_BYTES, socket.MSG_PEEK)
     return first is not None and (not first or (len(first) == CALL_BYTES and read_call(first) is None))

@@ -216,7 +216,7 @@ class MegatronEngine(TransferableState):
         if self._flips is not None and self._flips("weights", step, 0):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if self._flips is not None and self._flips("optimizer", step, 0):
-            for one in list(self.shards.tensors(step % self.shards.number))[-1:]:
+            for one in list(self.shards.tensors([step % self.shards.number]))[-1:]:
                 flip_bit(one.tensor)
         if updated:
             replica.scheduler.step(increment=self._batches.size(step))
@@ -270,7 +270,7 @@ class MegatronEngine(TransferableState):
         inside a group may differ from another group's in its last bit."""
         if self.exact is None:
             return ""
-        due = self.shards.digest(self.applied % self.shards.number)
+        [due] = self.shards.digests([self.applied % self.shards.number])
         return f"{weights_digest(self.replica, self.exact.scales)}+{due:016x}"
 
     def weights_checksums(self) -> Mapping[str, int]:

@@ -93,8 +93,7 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
     if gone:
         why = f"{why}; no copy is left of {state_shards.named(gone)} before step {step} was saved"
         return stop(after, "wipe-out", why, fences)
-    waits = len(state_shards.uncounted(after)) > len(state_shards.uncounted(before))
-    if (saver(after.live) != saver(before.live) or waits) and not there:
+    if (saver(after.live) != saver(before.live) or state_shards.counts_less(after, before)) and not there:
         asked = replace(after, epoch=after.epoch + 1, votes={}, applied_last=frozenset())
         return decide(asked, views(asked, before=fences), f"{why}; group {saver(after.live)} is to save step {step}")
     return _settle(after, fences, why)

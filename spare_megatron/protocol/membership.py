@@ -128,7 +128,7 @@ def costs_too_much(before: State, after: State, retries: Retries, failing_s: flo
     """Whether a loss without proof is not to be acted on, because it ends the job, or leaves a state shard without a
     host that counts, or would end the job if nobody could adopt what the group hosts; the latter while the step may be
     tried again."""
-    if after.stopped or len(state_shards.uncounted(after)) > len(state_shards.uncounted(before)):
+    if after.stopped or state_shards.counts_less(after, before):
         return True
     return not set(after.where.adopted) <= set(before.where.adopted) and not is_hopeless(before, retries, failing_s)
 

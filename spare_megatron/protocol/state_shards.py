@@ -39,6 +39,11 @@ def uncounted(state: State) -> list[int]:
     return [shard for shard in range(state.job.state_shards) if shard not in counted]
 
 
+def counts_less(after: State, before: State) -> bool:
+    """Whether a shard that a host counted for has none that does."""
+    return len(uncounted(after)) > len(uncounted(before))
+
+
 def lost(state: State) -> list[int]:
     """The shards of which no copy is left: no host counts, and each new one has reported that it has none."""
     hoped = {host.shard for host in state.state_hosts if host.standing in (WHOLE, NEW)}
@@ -66,11 +71,11 @@ def compared(state: State) -> State:
     the counting hosts have."""
     if all(host.counts for host in state.state_hosts):
         return state
-    told = {(shard, vote.group): checksum for vote in state.votes.values() for shard, checksum in vote.result.state}
-    right = {(host.shard, told.get((host.shard, host.group))) for host in state.state_hosts if host.counts}
+    voted = {(shard, vote.group): checksum for vote in state.votes.values() for shard, checksum in vote.result.state}
+    right = {(host.shard, voted.get((host.shard, host.group))) for host in state.state_hosts if host.counts}
     hosts = (
         _counting(host)
-        if (host.shard, host.group) in told and (host.shard, told[host.shard, host.group]) in right
+        if (host.shard, host.group) in voted and (host.shard, voted[host.shard, host.group]) in right
         else host
         for host in state.state_hosts
     )

@@ -71,7 +71,7 @@ class Shards:
 
         def digests() -> tuple[list[int], str, dict[str, int]]:
             engine = self.engine
-            return [shards.digest(n) for n in range(SHARDS)], engine.weights_digest(), dict(engine.weights_checksums())
+            return shards.digests(range(SHARDS)), engine.weights_digest(), dict(engine.weights_checksums())
 
         before, due = digests(), self.engine.applied % SHARDS
         model = {one.untyped_storage().data_ptr() for chunk in self.engine.replica.chunks for one in chunk.parameters()}
@@ -111,7 +111,7 @@ class Shards:
                     tensor.view(-1)[places] = values
         found: dict[str, list[list[float]]] = {}
         for shard in range(SHARDS):
-            for one in self.engine.shards.tensors(shard):
+            for one in self.engine.shards.tensors([shard]):
                 if one.kind != "main":
                     lists = found.setdefault(one.kind, [[] for _ in range(SHARDS)])
                     lists[shard] += one.tensor.tolist()

@@ -78,7 +78,7 @@ class Loaded:
     read_rank_states: Callable[[], list[Any]] = list
     """Reads what each position gave to ``take``, on every rank. Collective."""
     state_shards: int | None = None
-    """S, the number of state shards; None where no optimizer's state was read, or the checkpoint is of version 0.1."""
+    """S, the number of state shards; None where no optimizer's state was read, or the checkpoint has none."""
 
 
 class Checkpointer:

@@ -9,7 +9,7 @@ optimizer has for a parameter is in the shards whole, in the memory that trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from spare_megatron.placement.shard_borders import BufferBorders, UnitRun
 class ShardTensor(NamedTuple):
     """A part of one tensor of an optimizer, all of one shard."""
 
+    shard: int
     place: str
     """The numbers of the optimizer, of its parameter group and of the parameter in it."""
     kind: str
@@ -89,28 +90,32 @@ class OptimizerShards:
             placed |= {parameter for parameter, _, _ in cuts}
         assert placed == updated.keys(), f"{len(updated.keys() - placed)} updated parameters are in no gradient buffer"
 
-    def tensors(self, shard: int) -> Iterator[ShardTensor]:
-        """The tensors of one shard in a fixed order; what an optimizer has not begun is zeros. No collective."""
+    def tensors(self, shards: Iterable[int]) -> Iterator[ShardTensor]:
+        """The tensors of some shards in a fixed order; what an optimizer has not begun is zeros. No collective."""
         give_first_state(self._replica)
-        for one, start, stop in self._spans[shard]:
-            if one.main.untyped_storage().data_ptr() not in self._model:
-                yield ShardTensor(one.place, "main", _flat(one.main)[start:stop])
-            for kind, values in sorted(one.inner.state.get(one.main, {}).items()):
-                if kind == "step":
-                    continue
-                assert values.numel() == one.main.numel(), f"{kind} of {one.place} has {values.numel()} elements"
-                yield ShardTensor(one.place, kind, _flat(values)[start:stop])
+        for shard in shards:
+            for one, start, stop in self._spans[shard]:
+                if one.main.untyped_storage().data_ptr() not in self._model:
+                    yield ShardTensor(shard, one.place, "main", _flat(one.main)[start:stop])
+                for kind, values in sorted(one.inner.state.get(one.main, {}).items()):
+                    if kind == "step":
+                        continue
+                    assert values.numel() == one.main.numel(), f"{kind} of {one.place} has {values.numel()} elements"
+                    yield ShardTensor(shard, one.place, kind, _flat(values)[start:stop])
 
-    def digest(self, shard: int) -> int:
-        """64 bits, as :func:`kernels.digest`: equal state has equal digests on every machine. No collective."""
-        return kernels.digest([one.tensor for one in self.tensors(shard)])
+    def digests(self, shards: Sequence[int]) -> list[int]:
+        """64 bits for each of some shards, as :func:`kernels.digest`: equal state has equal digests on every machine.
+        No collective."""
+        found: dict[int, list[torch.Tensor]] = {shard: [] for shard in shards}
+        for one in self.tensors(shards):
+            found[one.shard].append(one.tensor)
+        return [kernels.digest(found[shard]) for shard in shards]
 
     def parts(self) -> dict[str, list[kernels.Digestible]]:
         """What the optimizers have, by shard and kind, to find where it differs. No collective."""
         found: dict[str, list[kernels.Digestible]] = {}
-        for shard in range(self.number):
-            for one in self.tensors(shard):
-                found.setdefault(f"{one.kind} of state shard {shard}", []).append(one.tensor)
+        for one in self.tensors(range(self.number)):
+            found.setdefault(f"{one.kind} of state shard {one.shard}", []).append(one.tensor)
         return found
 
 

@@ -58,9 +58,8 @@ class TransferableState:
         if self.exact is not None:
             found |= {f"exact.{key}": one for key, one in self.exact.format.tensors.items()}
         found = {name: in_memory_order(tensor.detach()) for name, tensor in found.items()}
-        for shard in range(self.shards.number):
-            for one in self.shards.tensors(shard):
-                found[f"state shard {shard:05}.{one.place}.{one.kind}"] = one.tensor
+        for one in self.shards.tensors(range(self.shards.number)):
+            found[f"state shard {one.shard:05}.{one.place}.{one.kind}"] = one.tensor
         return found
 
     def state_values(self) -> Mapping[str, Any]:
@@ -98,7 +97,8 @@ class TransferableState:
 
     def _shard_digests(self) -> dict[str, str]:
         """The digest of each state shard, 16 hex digits."""
-        return {f"state shard {number}": f"{self.shards.digest(number):016x}" for number in range(self.shards.number)}
+        digests = self.shards.digests(range(self.shards.number))
+        return {f"state shard {number}": f"{digest:016x}" for number, digest in enumerate(digests)}
 
 
 def _parts(replica: Replica) -> list[Any]:

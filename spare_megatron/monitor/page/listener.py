@@ -30,7 +30,8 @@ class PageListener:
         self._visitors, self._server = visitors, server
         self._sockets: list[socket.socket] = []
         self._arriving: set[asyncio.Task[object]] = set()
-        self._again: set[asyncio.TimerHandle] = set()
+        self._again: dict[socket.socket, asyncio.TimerHandle] = {}
+        """Those that wait out a shortage of descriptors."""
 
     async def start(self, host: str, port: int) -> int:
         """Listen on every address of ``host``; returns the port. Raises OSError where no address can be had."""
@@ -39,7 +40,7 @@ class PageListener:
         absent: OSError | None = None
         for family, *_, address in dict.fromkeys(found):
             try:
-                one = socket.create_server(address[:2], family=family, backlog=BACKLOG)
+                one = socket.create_server(address, family=family, backlog=BACKLOG)
             except OSError as error:
                 if error.errno not in ABSENT:
                     self._close()
@@ -62,7 +63,7 @@ class PageListener:
 
     def _close(self) -> None:
         loop = asyncio.get_running_loop()
-        for timer in self._again:
+        for timer in self._again.values():
             timer.cancel()
         for one in self._sockets:
             loop.remove_reader(one)
@@ -79,7 +80,9 @@ class PageListener:
                     f"connections cannot be accepted now: {error.strerror}; raise ulimit -n, or close some"
                 )
                 loop.remove_reader(listening)
-                self._again.add(loop.call_later(ACCEPT_AGAIN_S, loop.add_reader, listening, self._accept, listening))
+                self._again[listening] = loop.call_later(
+                    ACCEPT_AGAIN_S, loop.add_reader, listening, self._accept, listening
+                )
             return  # else the caller has gone, or the network has failed: the next one may be well
         arriving: asyncio.Task[object] = loop.create_task(self._arrive(connection))
         self._arriving.add(arriving)

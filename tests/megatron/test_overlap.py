@@ -34,10 +34,15 @@ CASES = {
 }
 
 
-def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str) -> tuple[Job, list[dict], str]:
+SLOW = "tests/megatron/slow_backward.py"
+
+
+def train(
+    run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, script: str = "pretrain_gpt.py"
+) -> tuple[Job, list[dict], str]:
     """One job to its end: the job, its lines of metrics.jsonl, the digest of what it saved."""
     words = (*FLAGS, *flags, "--save", str(run_dir / "save"), "--spare-redundancy", str(groups))
-    job = launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+    job = launch(run_dir, *words, groups=groups, group_size=None, script=script, inject=inject)
     lines = job.finish(timeout_s=240)
     return job, lines, digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
@@ -46,12 +51,11 @@ def lost(lines: list[dict]) -> list[int]:
     return [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
 
 
-@pytest.mark.alone  # a bucket is to be summed while a backward pass goes on
 @pytest.mark.timeout(600)
 def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> None:
     """A bit of group 3's accumulators flips in step 2, which the result shows. Group 1 is late in step 3, so the
-    others' buckets wait for its own; it fails inside its last backward pass, with one bucket summed, as its traceback
-    says. Group 2 dies in step 5, and one group is left."""
+    others' buckets wait for its own; it fails inside its last backward pass, which the script makes slow, with one
+    bucket summed, as its traceback says. Group 2 dies in step 5, and one group is left."""
     _, plain, expected = train(tmp_path / "plain", 2, DENSE)
     assert {line["buckets_early"] for line in plain} == {0}
     inject = (
@@ -60,7 +64,7 @@ def test_a_death_between_overlapped_buckets_leaves_no_trace(tmp_path: Path) -> N
         "exception:group=1,position=1,step=3,at=reduce,n=0",
         "sigkill:group=2,position=0,step=5,at=backward,n=0",
     )
-    job, lines, found = train(tmp_path / "killed", 4, (*DENSE, "--overlap-grad-reduce"), *inject)
+    job, lines, found = train(tmp_path / "killed", 4, (*DENSE, "--overlap-grad-reduce"), *inject, script=SLOW)
     assert found == expected
     assert lost(lines) == [3, 1, 2]
     assert "group 3 corrupt: rank 0: the accumulator of" in (job.run_dir / "launch.out").read_text()

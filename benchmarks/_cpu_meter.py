@@ -22,7 +22,7 @@ from typing import Any
 VARIABLE = "SPARE_CPU_METER"
 """The folder of the files."""
 DETECTION = "failure detection: phases, beats"
-"""What is told of a rank for its failures; that people see it too costs nothing more."""
+"""What is reported of a rank for its failures; that people see it too costs nothing more."""
 WATCHING: Mapping[str, Mapping[str, str]] = {
     "spare_megatron.coordinator.records": {
         "Records.write_status": "status",
@@ -36,7 +36,7 @@ WATCHING: Mapping[str, Mapping[str, str]] = {
     },
     "spare_megatron.coordinator.job_events": {"JobEvents.observe": "events"},
     "spare_megatron.control_plane.session": {"Session.progress": DETECTION, "Session.report_step": "reports"},
-    "spare_megatron.control_plane.rank_ledger": {"RankLedger.hear": DETECTION, "RankLedger.heartbeat": DETECTION},
+    "spare_megatron.control_plane.rank_ledger": {"RankLedger.receive": DETECTION, "RankLedger.heartbeat": DETECTION},
     "spare_megatron.control_plane.group_aggregation": {"greatest": "figures of votes", "merge_reports": "reports"},
 }
 """Module -> function or method -> what it is counted for."""

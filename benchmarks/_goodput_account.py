@@ -73,7 +73,7 @@ class Course:
         since = self.states[bisect_left(self.states, time_s, key=_time) :]
         return next((n for n, state in enumerate(reversed(since)) if state.groups < groups), len(since))
 
-    def calm_rate(self, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    def failure_free_rate(self, spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
         """(steps, samples) per second inside time spans without failures, counted from a step to a step."""
         steps = samples = seconds = 0.0
         for began_s, ended_s in spans:
@@ -83,7 +83,7 @@ class Course:
                 samples += self.samples_between(inside[0].time_s, inside[-1].time_s)
                 seconds += inside[-1].time_s - inside[0].time_s
         if not steps:
-            raise ValueError("no steps were trained in the calm time")
+            raise ValueError("no steps were trained in the failure-free time")
         return steps / seconds, samples / seconds
 
 

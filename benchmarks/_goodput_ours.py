@@ -70,7 +70,7 @@ class Ours(System):
                     struck += 1
         return struck
 
-    def calm(self, now: bool) -> None:
+    def failure_free(self, now: bool) -> None:
         """It saves as ever."""
 
     def own_failures(self, kills: int) -> int:

@@ -1,4 +1,5 @@
-"""Takes one system through goodput.py's times: start, calm, the window with its kills, the return, calm again."""
+"""Takes one system through goodput.py's times: start, failure-free, the window with its kills, the return, failure-free
+again."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from benchmarks._goodput_model import GROUPS
 from benchmarks._goodput_system import System, left_behind
 
 WARM_UP_STEPS, WHOLE_STEPS = 10, 5
-"""Steps with all groups before the first calm time, and before the second."""
-LOOK_S, SAY_S = 0.02, 15.0
+"""Steps with all groups before the first failure-free time, and before the second."""
+LOOK_S, ANNOUNCE_S = 0.02, 15.0
 START_S, BACK_S = 240.0, 240.0
 """How long the first steps and the return of all groups may take."""
 
@@ -52,8 +53,8 @@ class Trial:
     system: System
     kills: Sequence[Kill]
     window_s: float
-    calm_s: float
-    say: Callable[[str], None]
+    failure_free_s: float
+    announce: Callable[[str], None]
     struck_s: list[float] = field(default_factory=list)
     """When kills struck processes."""
     missed: int = 0
@@ -65,23 +66,23 @@ class Trial:
         try:
             system.start()
             self._until_whole("the first steps", WARM_UP_STEPS, START_S)
-            calm = [self._calm()]
+            failure_free = [self._failure_free()]
             window = self._window()
             self._until_whole("the return of all groups", WHOLE_STEPS, BACK_S)
-            calm.append(self._calm())
+            failure_free.append(self._failure_free())
             system.end()
-            return self._row(calm, window) | {"others_cpu_share": round(load.share(), 3)}
+            return self._row(failure_free, window) | {"others_cpu_share": round(load.share(), 3)}
         finally:
             system.end()
             if left := left_behind(system.folder):
-                self.say(f"{system.name}: processes were left behind and have been killed: {', '.join(left)}")
+                self.announce(f"{system.name}: processes were left behind and have been killed: {', '.join(left)}")
 
-    def _calm(self) -> Span:
-        """Half of the calm time."""
-        self.system.calm(True)
+    def _failure_free(self) -> Span:
+        """Half of the failure-free time."""
+        self.system.failure_free(True)
         began_s = time.monotonic()
-        self._until("calm", lambda: time.monotonic() >= began_s + self.calm_s / 2)
-        self.system.calm(False)
+        self._until("calm", lambda: time.monotonic() >= began_s + self.failure_free_s / 2)
+        self.system.failure_free(False)
         return began_s, time.monotonic()
 
     def _window(self) -> Span:
@@ -95,7 +96,7 @@ class Trial:
             else:
                 self.missed += 1
             what = f"{struck} process{'es' if struck != 1 else ''} killed"
-            self.say(f"{self.system.name}: {kill.at_s:.1f} s, group {kill.group}: {what}")
+            self.announce(f"{self.system.name}: {kill.at_s:.1f} s, group {kill.group}: {what}")
         self._until("kills", lambda: time.monotonic() >= began_s + self.window_s)
         return began_s, began_s + self.window_s
 
@@ -111,23 +112,25 @@ class Trial:
         self._until(what, whole)
 
     def _until(self, what: str, true: Callable[[], bool]) -> None:
-        said_s = time.monotonic()
+        reported_s = time.monotonic()
         while not true():
             self.system.look()
-            if time.monotonic() - said_s > SAY_S:
-                said_s = time.monotonic()
+            if time.monotonic() - reported_s > ANNOUNCE_S:
+                reported_s = time.monotonic()
                 states = self.system.course.states
-                told = f"step {states[-1].step}, {states[-1].groups} of {GROUPS} groups" if states else "no step yet"
-                self.say(f"{self.system.name}: {what}: {told}")
+                reported = (
+                    f"step {states[-1].step}, {states[-1].groups} of {GROUPS} groups" if states else "no step yet"
+                )
+                self.announce(f"{self.system.name}: {what}: {reported}")
             time.sleep(LOOK_S)
         self.system.look()
 
-    def _row(self, calm: Sequence[Span], window: Span) -> dict[str, object]:
+    def _row(self, failure_free: Sequence[Span], window: Span) -> dict[str, object]:
         course, window_s = self.system.course, self.window_s
         steps = course.step_at(window[1]) - course.step_at(window[0])
-        calm_steps, calm_samples = course.calm_rate(calm)
-        first, second = (course.calm_rate([span])[0] for span in calm)
-        ratio = steps / window_s / calm_steps
+        failure_free_steps, failure_free_samples = course.failure_free_rate(failure_free)
+        first, second = (course.failure_free_rate([span])[0] for span in failure_free)
+        ratio = steps / window_s / failure_free_steps
         waits = [course.seconds_until_beyond(at_s) for at_s in self.struck_s]
         wait_s, saving = median(waits), self.system.saving()
         return {
@@ -135,12 +138,12 @@ class Trial:
             "version": self.system.version,
             "kills": len(self.struck_s),
             "missed": self.missed,
-            "calm_steps_per_s": round(calm_steps, 4),
+            "calm_steps_per_s": round(failure_free_steps, 4),
             "before": round(first, 4),
             "after": round(second, 4),
             "steps_per_s": round(steps / window_s, 4),
             "ratio": round(ratio, 4),
-            "samples_ratio": round(course.samples_between(*window) / window_s / calm_samples, 4),
+            "samples_ratio": round(course.samples_between(*window) / window_s / failure_free_samples, 4),
             "lost_s_per_kill": round((1 - ratio) * window_s / max(1, len(self.struck_s)), 2),
             "next_new_step_s": "" if wait_s is None else round(wait_s, 2),
             "own_failures": self.system.own_failures(len(self.struck_s)),

@@ -11,7 +11,7 @@ import psutil
 
 from benchmarks._goodput_account import Course
 from benchmarks._goodput_model import ROOT, environment
-from spare_megatron.launch.life_report import tail
+from spare_megatron.launch.attempt_report import tail
 
 LINES_SHOWN = 30
 """Of a log, in an error."""
@@ -50,7 +50,7 @@ class System(ABC):
         """SIGKILL all processes of a group; returns how many there were."""
 
     @abstractmethod
-    def calm(self, now: bool) -> None:
+    def failure_free(self, now: bool) -> None:
         """Begin or end a time without kills, in which the system need not be ready for one."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class System(ABC):
 
     @abstractmethod
     def own_failures(self, kills: int) -> int:
-        """How many groups or lives of the job ended without having been struck; ``kills`` struck."""
+        """How many groups or job attempts ended without having been struck; ``kills`` struck."""
 
 
 def end_with_children(root: psutil.Popen | None) -> None:
@@ -104,8 +104,8 @@ def left_behind(folder: Path, within_s: float = 5.0) -> list[str]:
         if not found or time.monotonic() > deadline_s:
             break
         time.sleep(0.1)
-    told = [f"{process.pid}" for process in found]
+    reported = [f"{process.pid}" for process in found]
     for process in found:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    return told
+    return reported

@@ -41,8 +41,8 @@ class Torchft(System):
     @property
     def version(self) -> str:
         code = "from importlib.metadata import version as v; print(v('torchft-nightly'), v('torch'))"
-        said = subprocess.run([self._python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-        return f"torchft-nightly {said[0]}, torch {said[1]}"
+        reported = subprocess.run([self._python, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        return f"torchft-nightly {reported[0]}, torch {reported[1]}"
 
     def start(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -82,7 +82,7 @@ class Torchft(System):
         process.kill()
         return 1
 
-    def calm(self, now: bool) -> None:
+    def failure_free(self, now: bool) -> None:
         """It is always ready."""
 
     def own_failures(self, kills: int) -> int:

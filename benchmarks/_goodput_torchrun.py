@@ -72,7 +72,7 @@ class Torchrun(System):
             self.course.states.append(State(time.monotonic(), self._saved, 0, 0.0))
         return struck
 
-    def calm(self, now: bool) -> None:
+    def failure_free(self, now: bool) -> None:
         mark = self.folder / "calm"
         if now:
             mark.touch()

@@ -2,7 +2,8 @@
 
 A connection sends nothing, random bytes, or what callers of a job's ports begin with: a call of gRPC with a token, the
 call of one rank to another and its proof, the number of a pair of gloo, a request of HTTP. The words are sent whole,
-cut or changed. What comes back is changed and sent again. Then the connection is closed, reset, or held without a word.
+cut or changed. What comes back is changed and sent again. Then the connection is closed, reset, or held without a
+message.
 """
 
 from __future__ import annotations
@@ -67,10 +68,10 @@ class Hostile:
                     self.sent_bytes += sock.send(words) if words else 0
                     yield
                     with contextlib.suppress(BlockingIOError):
-                        heard = sock.recv(1 << 16)
-                        if heard:
+                        received = sock.recv(1 << 16)
+                        if received:
                             self.answered.add(address)
-                            words = changed(heard, rng)
+                            words = changed(received, rng)
                 if rng.random() < HELD_SHARE:
                     until_s = time.monotonic() + rng.uniform(0.0, HELD_S)
                     while time.monotonic() < until_s:

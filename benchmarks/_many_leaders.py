@@ -2,7 +2,7 @@
 
     python benchmarks/_many_leaders.py RUN_DIR FIRST END GROUPS PIECES STEP_S
 
-Each leader has a connection of its own, says Hello, beats, sees epochs, votes the pieces of its plan when its step is
+Each leader has a connection of its own, sends Hello, beats, sees epochs, votes the pieces of its plan when its step is
 over, and reports each committed step. A line ``die G S`` on standard input closes the stream of group G as a death
 does, S seconds after its next step began, and is answered with the time of it. At the end of the input it writes on
 standard output, as JSON, for each step when the last vote was sent and the last commit received, and for each epoch
@@ -106,15 +106,15 @@ class PlayedLeader:
 
     async def _write(self) -> None:
         while True:
-            said = await queued(self._queue)
-            said[:0], self._waiting = self._waiting, []
-            await self._call.write(joined(said))
-            for report in said:
+            reported = await queued(self._queue)
+            reported[:0], self._waiting = self._waiting, []
+            await self._call.write(joined(reported))
+            for report in reported:
                 if report.WhichOneof("kind") == "ballot":
                     result = report.ballot.vote.result
                     self._times.voted[result.step, result.epoch] = time.monotonic()
 
-    def _say(self, report: pb.GroupReport, waits: bool) -> None:
+    def _send(self, report: pb.GroupReport, waits: bool) -> None:
         if waits:
             self._waiting.append(report)
         else:
@@ -152,9 +152,9 @@ class PlayedLeader:
 
     def _after_commit(self) -> None:
         """Report the step, and begin the next one."""
-        told = {"lm loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens": 4096} if self.group == 0 else {}
-        report = pb.StepReport(step=self._step, report_json=json.dumps(told))
-        self._say(pb.GroupReport(step_report=report), waits=not told)
+        received = {"lm loss": 2.5, "grad_norm": 0.5, "lr": 1e-3, "tokens": 4096} if self.group == 0 else {}
+        report = pb.StepReport(step=self._step, report_json=json.dumps(received))
+        self._send(pb.GroupReport(step_report=report), waits=not received)
         self._begin(self._step + 1, self._standing, 1)
 
     def _adopt(self, view: pb.View) -> None:
@@ -211,12 +211,12 @@ async def play(run_dir: RunDirectory, mine: range, groups: int, pieces: int, ste
         await leader.reach(float(after_s))
         print(time.monotonic(), flush=True)
         await leader.leave()
-    told = {
+    received = {
         "voted": [[*at, at_s] for at, at_s in times.voted.items()],
         "committed": list(times.committed.items()),
         "viewed": [[epoch, *span] for epoch, span in times.viewed.items()],
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(received), flush=True)
     await asyncio.gather(*(leader.leave() for leader in leaders.values()))
 
 

@@ -159,8 +159,8 @@ def _optimizer(job: JobArguments, chunks: list[Any]) -> Any:
     fields = {k: v for k, v in job.optimizer.items() if k in OptimizerConfig.__dataclass_fields__}
     config = chunks[0].config
     fields |= {"fp16": config.fp16, "bf16": config.bf16, "params_dtype": config.params_dtype}
-    told, kinds = OptimizerConfig(**fields), None
+    reported, kinds = OptimizerConfig(**fields), None
     if getattr(config, "use_mup", False):  # as Megatron-LM's setup_model_and_optimizer
-        by_width = core_optimizer.get_mup_config_overrides(told, config.mup_width_mult, told.optimizer)
-        kinds = {**core_optimizer.get_standard_config_overrides(told), **by_width}
-    return get_megatron_optimizer(told, chunks, kinds, use_gloo_process_groups=False)
+        by_width = core_optimizer.get_mup_config_overrides(reported, config.mup_width_mult, reported.optimizer)
+        kinds = {**core_optimizer.get_standard_config_overrides(reported), **by_width}
+    return get_megatron_optimizer(reported, chunks, kinds, use_gloo_process_groups=False)

@@ -1,4 +1,4 @@
-"""What played groups and ranks say of their job, and of each of their steps."""
+"""What played groups and ranks report of their job, and of each of their steps."""
 
 from __future__ import annotations
 

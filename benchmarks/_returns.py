@@ -14,7 +14,7 @@ LIMIT_S = 300.0
 
 
 def status(job: Job) -> dict[str, Any]:
-    """What the coordinator says of the job."""
+    """What the coordinator reports of the job."""
     return glance(job.run_dir / "status.json") or {"live": {}, "step": 0}
 
 
@@ -40,7 +40,7 @@ def until_started(job: Job, member: tuple[int, int]) -> None:
     job.wait_for(f"the start of {member}", there, LIMIT_S)
 
 
-def says(record: Record, kind: type, member: tuple[int, int]) -> bool:
+def reports(record: Record, kind: type, member: tuple[int, int]) -> bool:
     """Whether a record's event is of this kind and of a (group, incarnation)."""
     return isinstance(record.event, kind) and (record.event.group, record.event.incarnation) == member
 

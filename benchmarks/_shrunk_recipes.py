@@ -120,8 +120,8 @@ ASKED_FOR = {
 def accepted_recipes() -> list[str]:
     """Names of the recipes that --spare-check takes with this megatron-core, after flags of forks are taken out."""
     with contextlib.redirect_stdout(io.StringIO()):
-        said = {path.stem: answer(of_mainline(path.read_text().splitlines())[0]) for path in FOLDER.glob("*.args")}
-    return sorted(name for name, one in said.items() if not one)
+        reported = {path.stem: answer(of_mainline(path.read_text().splitlines())[0]) for path in FOLDER.glob("*.args")}
+    return sorted(name for name, one in reported.items() if not one)
 
 
 def drawn_recipes(accepted: Sequence[str], count: int, seed: int) -> dict[str, Shrunk]:

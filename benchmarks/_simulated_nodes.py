@@ -16,7 +16,7 @@ from spare_megatron.launch.slurm_places import Move, SlurmPlaces
 from spare_megatron.simulator.cluster import Policy
 from spare_megatron.simulator.job_control import JobControl
 from spare_megatron.simulator.policy_trial import job_spec
-from tests.process.returning import calm_weights
+from tests.process.returning import failure_free_weights
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of
 
@@ -55,8 +55,8 @@ class NodeJob:
         self._settle()
         for _ in range(LAST):
             self._step()
-        calm = calm_weights(len(self.digests), self.groups, PIECES)
-        unlike = sum(found != {digest} for found, digest in zip(self.digests, calm[1:], strict=True))
+        failure_free = failure_free_weights(len(self.digests), self.groups, PIECES)
+        unlike = sum(found != {digest} for found, digest in zip(self.digests, failure_free[1:], strict=True))
         names = ("breaks", "repaired", "lent", "leaves", "losses", "to_spare", "to_lent", "salvaged")
         return {
             "groups": self.groups,

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from spare_megatron.control_plane.group_aggregation import joined_digests
-from tests.process.returning import calm_pipeline, voted_in
+from tests.process.returning import failure_free_pipeline, voted_in
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import SlurmJob, lend, live, node_of, submit, until_told
+from tests.slurm.jobs import SlurmJob, lend, live, node_of, submit, until_reported
 
 NODES, GROUPS, SIZE, EVENTS = 7, 3, 2, 5
 WAIT_S = 240.0
@@ -27,7 +27,7 @@ class Schedule:
 
     def __init__(self, cluster: Cluster, folder: Path, seed: int) -> None:
         self.cluster, self.folder, self.rng = cluster, folder, random.Random(seed)
-        words = until_told("--piece-s", "0.05", *PATIENT, groups=GROUPS, size=SIZE)
+        words = until_reported("--piece-s", "0.05", *PATIENT, groups=GROUPS, size=SIZE)
         self.job = submit(cluster, folder, words, nodes=GROUPS * SIZE, ranks=1)
         self.own = set(cluster.nodes[: GROUPS * SIZE])
         self.lending: SlurmJob | None = None
@@ -110,7 +110,7 @@ def played(cluster: Cluster, folder: Path, seed: int) -> dict[str, object]:
     cluster.call("scancel", "--batch", "--signal=TERM", one.job.id)
     one.job.until_ended(WAIT_S)
     found = voted_in(one.job.run_dir.journal)
-    calm = [joined_digests(ranks) for ranks in calm_pipeline(max(found), GROUPS, 2, SIZE)]
+    failure_free = [joined_digests(ranks) for ranks in failure_free_pipeline(max(found), GROUPS, 2, SIZE)]
     summary = json.loads(one.job.run_dir.summary.read_text())
     output = one.job.output.read_text()
     return {
@@ -122,6 +122,6 @@ def played(cluster: Cluster, folder: Path, seed: int) -> dict[str, object]:
         "salvaged": output.count("which waits for nodes too"),
         "live_at_end": at_end,
         "live_possible": one.possible,
-        "steps_with_other_weights": sum(digests != {calm[step]} for step, digests in found.items()),
+        "steps_with_other_weights": sum(digests != {failure_free[step]} for step, digests in found.items()),
         "wall_s": round(time.monotonic() - began_s),
     }

@@ -1,5 +1,5 @@
-"""The jobs that a soak can run, and the calm run of each: one group that computes every piece, whose sums are the same
-bits."""
+"""The jobs that a soak can run, and the failure-free run of each: one group that computes every piece, whose sums are
+the same bits."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Model(ABC):
         self, run_dir: Path, restarts: Mapping[str, object], scratch: Path, weather: Weather | None = None
     ) -> Job:
         """The job to soak, with the launcher's flags ``restarts`` and its temporary files in ``scratch``."""
-        told = (word for flag, value in restarts.items() for word in (flag, str(value)))
+        reported = (word for flag, value in restarts.items() for word in (flag, str(value)))
         environ, under = {**ENVIRON, "TMPDIR": str(scratch)}, ()
         if weather is not None:
             environ |= weather.environ(self.groups, self.group_size)
             under = weather.under
-        return self._launch(run_dir, (*self._soaked(), *self.also, *told), self.groups, environ, under)
+        return self._launch(run_dir, (*self._soaked(), *self.also, *reported), self.groups, environ, under)
 
-    def calm(self, run_dir: Path, steps: int) -> Job:
+    def failure_free(self, run_dir: Path, steps: int) -> Job:
         """The run without failures, of ``steps`` steps."""
-        return self._launch(run_dir, (*self._calm(steps), RESTARTS, "0"), 1, ENVIRON)
+        return self._launch(run_dir, (*self._failure_free(steps), RESTARTS, "0"), 1, ENVIRON)
 
     @property
     @abstractmethod
@@ -69,8 +69,8 @@ class Model(ABC):
         """The flags of the soaked job."""
 
     @abstractmethod
-    def _calm(self, steps: int) -> tuple[str, ...]:
-        """The flags of the calm one."""
+    def _failure_free(self, steps: int) -> tuple[str, ...]:
+        """The flags of the failure-free one."""
 
     @property
     @abstractmethod
@@ -129,7 +129,7 @@ class Toy(Model):
         words += ("--redundancy", str(self.redundancy), "--heartbeat-s", str(self.heartbeat_s), "--progress-s", "60")
         return (*words, "--save-interval", str(self.save_every), "--keep", "3")
 
-    def _calm(self, steps: int) -> tuple[str, ...]:
+    def _failure_free(self, steps: int) -> tuple[str, ...]:
         return ("--steps", str(steps), "--pieces", str(self.pieces * self.groups))
 
     @property
@@ -169,7 +169,7 @@ class Megatron(Model):
         words = ("--spare-redundancy", str(self.redundancy), "--spare-heartbeat-timeout-s", str(self.heartbeat_s))
         return (*words, "--save-interval", str(self.save_every), "--spare-keep-checkpoints", "3")
 
-    def _calm(self, steps: int) -> tuple[str, ...]:
+    def _failure_free(self, steps: int) -> tuple[str, ...]:
         return ("--exit-interval", str(steps), "--save-interval", str(FOREVER))
 
     @property

@@ -24,7 +24,7 @@ from tests.process.returning import voted
 
 SHOWN = 5
 """So many of many equal faults are named."""
-CALM_S = 3600.0
+FAILURE_FREE_S = 3600.0
 TORCH_CACHE = f"torchinductor_{getpass.getuser()}"
 """A folder for whatever torch compiles, which it makes when it is imported; nothing is compiled here."""
 MOST_GROWTH = {"descriptors": 0.2, "threads": 0.1, "rss_mib": 1.0}
@@ -33,10 +33,10 @@ RETURNS = 10
 """Fewer say nothing about growth: what a process holds goes up and down by a few with the groups that learn."""
 
 
-def judge(soak: Soak, growths: list[Growth], say: Callable[[str], None]) -> list[str]:
-    """Everything that is wrong with a soaked job that has ended; runs the calm job."""
+def judge(soak: Soak, growths: list[Growth], announce: Callable[[str], None]) -> list[str]:
+    """Everything that is wrong with a soaked job that has ended; runs the failure-free job."""
     path = soak.run_dir / "journal.jsonl"
-    found = [*_left_behind(soak), *_grown(growths), *_lives(soak)]
+    found = [*_left_behind(soak), *_grown(growths), *_job_attempts(soak)]
     try:
         journal.verify(path)
         found += _replayed(path, soak.strikes.hurt | soak.strikes.ends)
@@ -44,10 +44,10 @@ def judge(soak: Soak, growths: list[Growth], say: Callable[[str], None]) -> list
         return [*found, f"the journal is wrong: {error}"]
     ours = voted(soak.job)
     steps = max(ours)
-    say(f"the calm run of {steps} steps")
-    calm = soak.model.calm(soak.run_dir / "calm", steps)
-    calm.finish(timeout_s=CALM_S)
-    return [*found, *_weights(ours, voted(calm)), *_checkpoints(soak, calm, steps)]
+    announce(f"the failure-free run of {steps} steps")
+    failure_free = soak.model.failure_free(soak.run_dir / "calm", steps)
+    failure_free.finish(timeout_s=FAILURE_FREE_S)
+    return [*found, *_weights(ours, voted(failure_free)), *_checkpoints(soak, failure_free, steps)]
 
 
 def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
@@ -62,7 +62,10 @@ def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
         for group, incarnation, why in gone:
             if (group, incarnation) not in hurt and (isinstance(record.event, Lost) or incarnation >= 0):
                 innocent.append(f"record {record.n}: group {group}, incarnation {incarnation}: {why}")
-        if after.life == before.life and after.committed[0] not in (before.committed[0], before.committed[0] + 1):
+        if after.job_attempt == before.job_attempt and after.committed[0] not in (
+            before.committed[0],
+            before.committed[0] + 1,
+        ):
             twice.append(f"record {record.n}: step {after.committed[0]} follows {before.committed[0]}")
 
     journal.replay(path, observe)
@@ -70,7 +73,7 @@ def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
     yield from _some("groups were lost that no fault had struck", innocent)
 
 
-def _lives(soak: Soak) -> Iterator[str]:
+def _job_attempts(soak: Soak) -> Iterator[str]:
     summary: dict[str, Any] = json.loads((soak.run_dir / "summary.json").read_text())
     if summary["lives"] != 1:
         yield f"the job had {summary['lives']} lives: a wipe-out, although unhurt groups hosted all shards"
@@ -78,24 +81,24 @@ def _lives(soak: Soak) -> Iterator[str]:
         yield f"the job ended as {summary['outcome']}: {summary['reason']}"
 
 
-def _weights(ours: dict[int, set[str]], calm: dict[int, set[str]]) -> Iterator[str]:
-    """Every group had the weights of the calm run, after every step."""
+def _weights(ours: dict[int, set[str]], failure_free: dict[int, set[str]]) -> Iterator[str]:
+    """Every group had the weights of the failure-free run, after every step."""
     missing = [str(step) for step in range(1, max(ours) + 1) if step not in ours]
     yield from _some("the weights of steps were never voted", missing)
-    unlike = [str(step) for step, digests in sorted(ours.items()) if digests != calm.get(step)]
-    yield from _some("weights differ from those of the calm run after steps", unlike)
+    unlike = [str(step) for step, digests in sorted(ours.items()) if digests != failure_free.get(step)]
+    yield from _some("weights differ from those of the failure-free run after steps", unlike)
 
 
-def _checkpoints(soak: Soak, calm: Job, steps: int) -> Iterator[str]:
-    """The last checkpoint is that of the last step, and the calm run's: weights and optimizer state."""
+def _checkpoints(soak: Soak, failure_free: Job, steps: int) -> Iterator[str]:
+    """The last checkpoint is that of the last step, and the failure-free run's: weights and optimizer state."""
     ours, passed = last_good(soak.run_dir / "save")
-    other, _ = last_good(calm.run_dir / "save")
+    other, _ = last_good(failure_free.run_dir / "save")
     for damage in passed:
         yield f"checkpoint {damage.directory} is damaged: {damage.reason}"
     if ours is None or other is None or {step_of(ours), step_of(other)} != {steps}:
         yield f"the last checkpoints are {ours} and {other}, not those of step {steps}"
         return
-    yield from _some("the last checkpoint differs from the calm run's", soak.model.differences(ours, other))
+    yield from _some("the last checkpoint differs from the failure-free run's", soak.model.differences(ours, other))
 
 
 def _left_behind(soak: Soak) -> Iterator[str]:

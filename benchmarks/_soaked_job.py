@@ -1,4 +1,5 @@
-"""Runs one job under a schedule of faults for some minutes, and lets it end whole: all groups back, then told to leave.
+"""Runs one job under a schedule of faults for some minutes, and lets it end whole: all groups back, then asked to
+leave.
 
 What is wrong with the job while it runs (it ends by itself, no step is committed for long, a group does not come back)
 ends the soak with an AssertionError that says so.
@@ -22,7 +23,7 @@ from spare_megatron.config.exits import ExitCode
 from tests.process.harness import Job
 from tests.process.returning import AFTER
 
-LOOK_S, SAMPLE_S, SAY_S = 0.05, 4.0, 10.0
+LOOK_S, SAMPLE_S, ANNOUNCE_S = 0.05, 4.0, 10.0
 STALL_S = 90.0
 """A job that commits no step for this long is stuck: half as long again as the progress time-out."""
 START_S, BACK_S, LEAVE_S = 180.0, 420.0, 120.0
@@ -38,7 +39,7 @@ class Soak:
     duration_s: float
     mean_gap_s: float
     run_dir: Path
-    say: Callable[[str], None]
+    announce: Callable[[str], None]
     restarts: Mapping[str, object]
     """The launcher's flags about restarts of groups."""
     weather: Weather | None = None
@@ -49,7 +50,7 @@ class Soak:
     """Time from the last fault until all groups trained together."""
     _began_s: float = 0.0
     _sampled_s: float = 0.0
-    _said_s: float = 0.0
+    _reported_s: float = 0.0
     _step: int = -1
     _moved_s: float = 0.0
 
@@ -118,10 +119,10 @@ class Soak:
         if now_s - self._sampled_s > SAMPLE_S:
             self._sampled_s = now_s
             self.samples.look(self.job.process.pid, self._now_s(), self.strikes.returns)
-        if now_s - self._said_s > SAY_S:
-            self._said_s = now_s
+        if now_s - self._reported_s > ANNOUNCE_S:
+            self._reported_s = now_s
             strikes = self.strikes
-            self.say(
+            self.announce(
                 f"{self._now_s():6.0f} s  step {status.get('step', 0)}  {len(status.get('live', ()))} of "
                 f"{self.model.groups} groups, {len(status.get('learners', ()))} learn  faults {strikes.carried_out}, "
                 f"{strikes.skipped.total()} left out  returns {strikes.returns}"

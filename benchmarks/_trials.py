@@ -20,7 +20,7 @@ from spare_megatron.simulator.policy_trial import TrialCounts, TrialResult
 from spare_megatron.simulator.trials import Case, run_many
 
 Job = tuple[Case, int]
-SAID_EVERY = 10
+REPORTED_EVERY = 10
 """Trials."""
 
 
@@ -55,7 +55,7 @@ class Trials:
             for job, outcome in zip(part, outcomes, strict=True):
                 self._keep(job, outcome, cpu_s / len(part))
             done = min(start + size, len(missing))
-            if done // SAID_EVERY > start // SAID_EVERY or done == len(missing):
+            if done // REPORTED_EVERY > start // REPORTED_EVERY or done == len(missing):
                 print(f"{done} of {len(missing)} trials, {time.perf_counter() - began:.0f} s", flush=True)
         return True
 

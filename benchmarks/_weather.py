@@ -55,10 +55,10 @@ static void open_offset(void) {
   }
   close(fd);
 }
-int clock_gettime(clockid_t which, struct timespec *told) {
+int clock_gettime(clockid_t which, struct timespec *reported) {
   static int (*real)(clockid_t, struct timespec *);
   if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-  int failed = real(which, told);
+  int failed = real(which, reported);
   if (which == CLOCK_REALTIME && !failed) {
     if (of != getpid()) open_offset();
     if (offset) told->tv_sec += (time_t)*offset;
@@ -249,8 +249,8 @@ class Weather:
         return end
 
     def _rule(self, rule: str) -> Undo:
-        told = self._inside("nft", "-e", "-a", "add", "rule", "inet", "weather", "input", rule)
-        handle = told.rpartition("# handle ")[2].split()[0]
+        reported = self._inside("nft", "-e", "-a", "add", "rule", "inet", "weather", "input", rule)
+        handle = reported.rpartition("# handle ")[2].split()[0]
         return lambda: self._remove(handle)
 
     def _remove(self, handle: str) -> None:

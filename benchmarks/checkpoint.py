@@ -25,7 +25,7 @@ from _report import report
 
 ROOT = Path(__file__).resolve().parents[1]
 INTERVAL, COPIES, CHUNK_BYTES = 5, 3, 1 << 22
-SAID = re.compile(
+REPORTED = re.compile(
     r"the checkpoint of step (\d+) counts: training waited ([\d.]+) ms \(([\d.]+) % of a step\), "
     r"(\d+) bytes were written in ([\d.]+) s"
 )
@@ -61,7 +61,7 @@ def _job(save: Path, steps: int, hidden: int, extra: tuple[str, ...]) -> dict[st
     environment = dict(os.environ, OMP_NUM_THREADS="1", PYTHONPATH=str(ROOT))
     subprocess.run(command, cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
     log = (run_dir / "logs" / "group-0" / "rank-0.log").read_text()
-    found = [tuple(map(float, one)) for one in SAID.findall(log)]
+    found = [tuple(map(float, one)) for one in REPORTED.findall(log)]
     if len(found) < 3:
         raise SystemExit(f"only {len(found)} checkpoints were made; see {run_dir}/logs")
     found = found[2:]  # the first ones also plan, and their copies take fresh memory

@@ -76,7 +76,7 @@ class NoCopy(PlainReduction):
 class NoConversion:
     """Sums that become fp32 by nothing, of the first tensor."""
 
-    tensors, dtype, witness_size = 1, torch.float32, 1
+    tensors, dtype, check_vector_size = 1, torch.float32, 1
 
     def begin(self) -> NoConversion:
         return self
@@ -85,7 +85,7 @@ class NoConversion:
 
     def compiled(self, tensor: int, dtype: torch.dtype) -> None: ...
 
-    def witness(self) -> torch.Tensor:
+    def check_vector(self) -> torch.Tensor:
         return torch.zeros(1, dtype=torch.int64)
 
 

@@ -3,14 +3,14 @@
     python benchmarks/formation.py [--members 256] [--processes 4] [--rounds 10]
 
 The real ring code (listeners, calls, proofs, frames) with all members of one rank position in a few processes, on the
-loopback device. In each round one member dies: its listener and connections are closed without a word, its neighbours
-notice, and every other member gets the view without it; then it comes back and is linked again. Rows: deaths at once
-after the return before them, and deaths once all members are ready, which is a beat (a fortieth of the time-out) later.
-A few epochs of the same members come before each death: processes that have slept for a beat take twice as long.
-``whole_ms`` is from the first view to the moment when the last member can sum, by one clock; ``calls`` counts the calls
-that the ring waited for, each of two connections, ``ready_calls`` those that were made afterwards for the next death;
-``cpu_ms`` is the CPU time of all processes from the view on, for each member. ``first_ms`` is the first epoch, in which
-all members call.
+loopback device. In each round one member dies: its listener and connections are closed without a message, its
+neighbours notice, and every other member gets the view without it; then it comes back and is linked again. Rows: deaths
+at once after the return before them, and deaths once all members are ready, which is a beat (a fortieth of the
+time-out) later. A few epochs of the same members come before each death: processes that have slept for a beat take
+twice as long. ``whole_ms`` is from the first view to the moment when the last member can sum, by one clock; ``calls``
+counts the calls that the ring waited for, each of two connections, ``ready_calls`` those that were made afterwards for
+the next death; ``cpu_ms`` is the CPU time of all processes from the view on, for each member. ``first_ms`` is the first
+epoch, in which all members call.
 """
 
 from __future__ import annotations
@@ -152,24 +152,24 @@ class Part:
 
     def run(self) -> None:
         """Serve orders until the input ends."""
-        _say([replicas.address for replicas in self._replicas.values()])
+        _announce([replicas.address for replicas in self._replicas.values()])
         for line in sys.stdin:
             began_s = time.process_time()
             order = json.loads(line)
             if "kill" in order:
                 self._kill(order["kill"])
-                _say("")
+                _announce("")
             elif "start" in order:
                 self._start(order["start"], order["incarnation"])
-                _say(self._replicas[order["start"]].address)
+                _announce(self._replicas[order["start"]].address)
             elif "ready" in order:
                 while not all(replicas.ready for replicas in self._replicas.values()):
                     time.sleep(0.01)
-                _say(self._ready_calls + sum(replicas.ready_calls for replicas in self._replicas.values()))
+                _announce(self._ready_calls + sum(replicas.ready_calls for replicas in self._replicas.values()))
             else:
                 self._adopt(order)
                 formed_s, used_s = time.monotonic(), time.process_time() - began_s
-                _say([formed_s, self._calls + sum(replicas.calls for replicas in self._replicas.values()), used_s])
+                _announce([formed_s, self._calls + sum(replicas.calls for replicas in self._replicas.values()), used_s])
 
     def _start(self, group: int, incarnation: int) -> None:
         from spare_megatron.collectives.handshake import Identity, Member
@@ -196,7 +196,7 @@ class Part:
             time.sleep(0.0005)
 
 
-def _say(what: object) -> None:
+def _announce(what: object) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 

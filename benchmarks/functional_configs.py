@@ -90,8 +90,8 @@ def main() -> None:
         for number, (one, small) in enumerate(drawn.items(), 1):
             row = compare(one, small, folder / one, options.patience_s, split=not options.recipes)
             rows.append({**row, "features": " ".join(features_of(small))} if options.recipes else row)
-            said = {key: row[key] for key in SHOWN[1:]}
-            print(f"{number}/{len(drawn)} {one}: " + ", ".join(f"{k} {v}" for k, v in said.items()), flush=True)
+            reported = {key: row[key] for key in SHOWN[1:]}
+            print(f"{number}/{len(drawn)} {one}: " + ", ".join(f"{k} {v}" for k, v in reported.items()), flush=True)
             config = {"seed": options.seed, "accepted": accepted, **summary(rows)}
             if not options.only and (options.recipes or number == len(drawn)):
                 write(RESULTS / f"{name}.json", name, command(), {**config, "rules": rules}, rows)
@@ -106,7 +106,9 @@ def _drawn(recipes: bool, count: int | None, seed: int, only: list[str] | None) 
         found = drawn_recipes(accepted, count or 30, seed)
         return len(accepted), {name: one for name, one in found.items() if not only or name in only}
     sets = functional_sets()["training"]
-    accepted = sorted(name for name, said in answers_of("training").items() if not said and name.startswith(FOLDERS))
+    accepted = sorted(
+        name for name, reported in answers_of("training").items() if not reported and name.startswith(FOLDERS)
+    )
     names = only or sorted(random.Random(seed).sample(accepted, count or 20))
     return len(accepted), {name: shrink(sets[name]) for name in names}
 
@@ -143,20 +145,20 @@ def described(name: str, small: Shrunk) -> dict:
 def compare(name: str, small: Shrunk, folder: Path, patience_s: float, split: bool = True) -> dict:
     """The row of one configuration, which is trained unless its row is in ``folder``. ``split``: find
     ``split_difference`` too."""
-    said = described(name, small)
+    reported = described(name, small)
     known = folder / "row.json"
-    if known.exists() and (row := json.loads(known.read_text())).items() >= said.items():
+    if known.exists() and (row := json.loads(known.read_text())).items() >= reported.items():
         return row
     folder.mkdir(parents=True, exist_ok=True)
     words = [*small.words, "--spare-reduce", "fp32"]
     try:
         plain = _plain(folder / "plain", words, small, GROUPS if small.inner_data > 1 else 0, patience_s)
-        row = {**said, **judge(plain, _ours(folder / "ours", words, patience_s)), "split_difference": None}
+        row = {**reported, **judge(plain, _ours(folder / "ours", words, patience_s)), "split_difference": None}
         if split and SPLIT in words:
             other = _plain(folder / "split", words, small, 1, patience_s)
             row["split_difference"] = judge(plain, other)["difference"]
     except UnfinishedError as error:
-        return {**said, **dict.fromkeys([*judge([], []), "split_difference"]), "verdict": str(error)}
+        return {**reported, **dict.fromkeys([*judge([], []), "split_difference"]), "verdict": str(error)}
     known.write_text(json.dumps(row))
     return row
 

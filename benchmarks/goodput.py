@@ -19,14 +19,14 @@ that are just starting. A kill that finds no process of its group is counted as 
 
 A system's clock begins when it has trained 10 steps with all groups, so its first start costs nothing. Then come half
 of --calm-s without kills, the window of --minutes with them, all groups' return, and the other half of --calm-s.
-``ratio`` is the useful steps of the window per second over those of the calm times. A step is useful if the state at
-the end of the window contains it: what torchrun's job loses and computes again counts once. That job does not save in
-its calm times. A step of torchft goes without the samples of a dead replica, and so is faster and smaller:
-``samples_ratio`` compares useful samples instead (for the others both are the same but for rounding).
+``ratio`` is the useful steps of the window per second over those of the failure-free times. A step is useful if the
+state at the end of the window contains it: what torchrun's job loses and computes again counts once. That job does not
+save in its failure-free times. A step of torchft goes without the samples of a dead replica, and so is faster and
+smaller: ``samples_ratio`` compares useful samples instead (for the others both are the same but for rounding).
 ``lost_s_per_kill`` is the time that was lost, over the kills; ``next_new_step_s`` the median time from a kill to the
-first step beyond the one that had been reached, and ``own_failures`` counts groups that ended without being struck.
-The machine must be quiet: ``others_cpu_share`` is the share of its cores that other processes used meanwhile, and
-``before`` and ``after`` are the two calm rates.
+first step beyond the one that had been reached, and ``own_failures`` counts groups that ended without being struck. The
+machine must be quiet: ``others_cpu_share`` is the share of its cores that other processes used meanwhile, and
+``before`` and ``after`` are the two failure-free rates.
 
 Rates of different systems are measured minutes apart, so they also differ by the machine's drift: what a step without
 failures costs more than plain megatron-core's is measured in turns by step_overhead.py --goodput, with this job. The
@@ -62,7 +62,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped by SIGTERM"))
     window_s = options.minutes * 60
     kills = kill_schedule(options.seed, window_s, options.mean_gap_s, GROUPS)
-    _say("kills: " + ", ".join(f"{kill.at_s:.1f} s group {kill.group}" for kill in kills))
+    _announce("kills: " + ", ".join(f"{kill.at_s:.1f} s group {kill.group}" for kill in kills))
     make: dict[str, Callable[[Path], System]] = {
         "ours": Ours,
         "torchrun": lambda folder: Torchrun(folder, options.mean_gap_s, options.save_interval_s),
@@ -75,9 +75,9 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory(prefix="goodput-", ignore_cleanup_errors=True) as scratch:
             system = make[name](Path(scratch) / name)
-            rows.append(Trial(system, kills, window_s, options.calm_s, _say).run())
+            rows.append(Trial(system, kills, window_s, options.calm_s, _announce).run())
         settings[system.name] = system.notes
-        _say(f"{name}: {rows[-1]}")
+        _announce(f"{name}: {rows[-1]}")
     config = {
         "flags": " ".join(FLAGS),
         "groups": GROUPS,
@@ -116,7 +116,7 @@ def _names(text: str) -> list[str]:
     return names
 
 
-def _say(line: str) -> None:
+def _announce(line: str) -> None:
     print(line, flush=True)
 
 

@@ -136,7 +136,7 @@ def train(one: Coordinator, hours: float) -> tuple[int, int]:
     one.decide(Opened(spec, 1, 1))
     one.decide(AllHere(tuple((group, 0) for group in range(GROUPS))))
     began_s, steps, deaths, gone = one.now_s, 0, 0, list[tuple[int, int, int]]()
-    step_bytes, told_s = 0, one.now_s
+    step_bytes, reported_s = 0, one.now_s
     while one.now_s - began_s < hours * 3600 or one.journal._since_bytes + 1.5 * step_bytes < SNAPSHOT_BYTES:
         before = one.bytes
         for number, group, incarnation in [entry for entry in gone if entry[0] <= steps]:
@@ -155,8 +155,8 @@ def train(one: Coordinator, hours: float) -> tuple[int, int]:
         steps += 1
         assert one.state.committed[0] == steps
         step_bytes = one.bytes - before
-        if one.now_s - told_s > 3600:
-            told_s = one.now_s
+        if one.now_s - reported_s > 3600:
+            reported_s = one.now_s
             hour = (one.now_s - began_s) / 3600
             print(f"  {hour:5.1f} h, {one.records} records, {one.bytes / 1e6:.0f} MB", flush=True)
     return steps, deaths

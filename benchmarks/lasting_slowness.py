@@ -3,10 +3,11 @@
     python benchmarks/lasting_slowness.py [--steps 20] [--json FILE]
 
 Each step draws the paces of N groups (seed 0) and is played with the functions that decide in a job, as in
-``relief_model.py``. In ``calm_pieces`` nobody is slow. Else three groups, drawn once, take twice as long for a piece:
-``cost_relieved`` is by how much longer the steps are than the calm ones, where every group begins with its own shard
-and the slow ones are relieved in each step; ``cost_by_speed`` where the standing assignment is drawn for their slowness
-(protocol.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided at will.
+``relief_model.py``. In ``failure_free_pieces`` nobody is slow. Else three groups, drawn once, take twice as long for a
+piece: ``cost_relieved`` is by how much longer the steps are than the failure-free ones, where every group begins with
+its own shard and the slow ones are relieved in each step; ``cost_by_speed`` where the standing assignment is drawn for
+their slowness (protocol.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided at
+will.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ def compared(groups: int, steps: int) -> dict[str, float]:
     first = first_assignment(where, PIECES, "microbatch")
     by_speed = assign(where, range(groups), PIECES, "microbatch", first, dict.fromkeys(who, 2 * USUAL))
     assert not isinstance(by_speed, WipeOut)
-    calm, relieved, shared = list[float](), list[float](), list[float]()
+    failure_free, relieved, shared = list[float](), list[float](), list[float]()
     for _ in range(steps):
         per_piece = np.maximum(1 + JITTER * draws.standard_normal(groups), 0.3)
-        calm.append(played_s(per_piece, where, first))
+        failure_free.append(played_s(per_piece, where, first))
         per_piece[who] *= 2
         relieved.append(played_s(per_piece, where, first))
         shared.append(played_s(per_piece, where, by_speed))
     return {
-        "calm_pieces": fmean(calm),
-        "cost_relieved": fmean(relieved) / fmean(calm) - 1,
-        "cost_by_speed": fmean(shared) / fmean(calm) - 1,
+        "calm_pieces": fmean(failure_free),
+        "cost_relieved": fmean(relieved) / fmean(failure_free) - 1,
+        "cost_by_speed": fmean(shared) / fmean(failure_free) - 1,
         "ideal_cost": groups / (groups - SLOW / 2) - 1,
     }
 

@@ -9,9 +9,10 @@ them. Whatever else runs in position 0's process takes time from its training th
 the interpreter: each kernel gives it up and must get it back.
 
 The players are stopped (SIGSTOP) and go on in turns, so that each round is a pair: the same training thread with a
-leader that has nothing to hear, and with one that has. The kernel says for how long each thread ran, and for how long
-it was ready and had no core (/proc/PID/task/TID/schedstat). On a machine with few cores the players take cores too,
-which is no cost of a leader. So there are two measures, one that cores do not matter to and one that leaves them out:
+leader that has nothing to receive, and with one that has. The kernel says for how long each thread ran, and for how
+long it was ready and had no core (/proc/PID/task/TID/schedstat). On a machine with few cores the players take cores
+too, which is no cost of a leader. So there are two measures, one that cores do not matter to and one that leaves them
+out:
 
 * ``other_threads_cpu_pct``: CPU time of the other threads of position 0's process, of the time that passes;
   ``other_threads_quiet_pct``: in the quiet turns. Nearly all of it is the control thread, in Python, with the

@@ -207,10 +207,10 @@ def main() -> None:
             shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", ".*_cache", "shared"))
         for number, mutant in numbered:
             began_s = time.monotonic()
-            said = "" if given.list else judged(tree, mutant, given.limit_s, given.pure)
-            print(f"{number} {mutant.part} {mutant.file}:{mutant.line} {mutant.text[:80]!r}: {said}", flush=True)
+            reported = "" if given.list else judged(tree, mutant, given.limit_s, given.pure)
+            print(f"{number} {mutant.part} {mutant.file}:{mutant.line} {mutant.text[:80]!r}: {reported}", flush=True)
             if given.json:
-                line = {"number": number, **asdict(mutant), "said": said, "s": round(time.monotonic() - began_s, 1)}
+                line = {"number": number, **asdict(mutant), "said": reported, "s": round(time.monotonic() - began_s, 1)}
                 with given.json.open("a") as file:
                     file.write(json.dumps(line) + "\n")
 

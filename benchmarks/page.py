@@ -89,20 +89,22 @@ def shown_after(path: Path, browser: Any, kills: int) -> list[dict[str, object]]
         stack.callback(looker.close)
         for kill in range(kills):
             job.kill(*job.pids(kill % GROUPS))
-            until("the return", lambda number=kill: len(looker.told("return")) > number, timeout_s=120.0)
+            until("the return", lambda number=kill: len(looker.reported("return")) > number, timeout_s=120.0)
             time.sleep(at_random.uniform(1.0, 2.0))  # the page looks at regular times
         changed = browser.execute_script("return changed")
         job.kill(job.process.pid, number=signal.SIGTERM)
         job.finish(code=ExitCode.REQUEUE)
     history = RunFiles(RunDirectory(job.run_dir)).look().history
-    told = [(at_s, int(group), cell[0]) for at_s, one in looker.seen for group, cell in one.get("cells", {}).items()]
+    reported = [
+        (at_s, int(group), cell[0]) for at_s, one in looker.seen for group, cell in one.get("cells", {}).items()
+    ]
     rows = []
     for what, happened in (
         ("loss", [(one.time_s, group) for one in history.failures for group in one.groups]),
         ("return", [(one.time_s, one.group) for one in history.returns]),
     ):
         states = ("live", "patching") if what == "return" else ("dead", "learning")
-        for where, seen in (("event", told), ("browser", changed)):
+        for where, seen in (("event", reported), ("browser", changed)):
             after_s = [
                 next(s for s, g, state in seen if g == group and s >= at_s and state in states) - at_s
                 for at_s, group in happened

@@ -37,9 +37,9 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for path in options.files or sorted(FOLDER.glob("*.args")):
         words, forks = of_mainline(path.read_text().splitlines())
-        code, said, took_s = asked(words, options.groups)
+        code, reported, took_s = asked(words, options.groups)
         answer = "taken" if code == 0 else "refused" if code == 2 else f"exit code {code}"
-        why = "" if code == 0 else said.strip().replace("\n", " | ")
+        why = "" if code == 0 else reported.strip().replace("\n", " | ")
         print(f"{path.stem}: {answer} {why[:SHOWN]}", flush=True)
         rows.append({"recipe": path.stem, "answer": answer, "fork_flags": len(forks), "seconds": round(took_s, 2)})
     taken = sum(row["answer"] == "taken" for row in rows)

@@ -4,7 +4,7 @@
 
 One Megatron job of 4 groups x PP2 loses a whole group to SIGKILL inside a step, again and again: the loss is masked,
 spare-launch starts the group again, living groups bring it up to date, it joins and computes pieces; then the next one
-is killed. Times are those of the signal, of the processes, of the journal's records, and what the ranks say of their
+is killed. Times are those of the signal, of the processes, of the journal's records, and what the ranks report of their
 start in their logs. The pauses between restarts are 0, as each group is killed several times.
 """
 
@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, says, status, until_started, until_whole, views
+from benchmarks._returns import commits, reports, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import Record
@@ -113,7 +113,7 @@ def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: f
         return next(record for record in after if true(record))
 
     def of_me(kind: type) -> Record:
-        return first(lambda r: says(r, kind, me))
+        return first(lambda r: reports(r, kind, me))
 
     def viewed(true: Callable[[View], bool]) -> Record:
         return first(lambda r: any(map(true, views(r, me))))
@@ -125,9 +125,9 @@ def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: f
     hello, ready, offered = of_me(Hello), of_me(Ready), viewed(lambda view: view.offer is not None)
     state, joined = of_me(CaughtUp), viewed(lambda view: view.is_member)
     own = commit_after(joined.time_unix_s, own=True)
-    told = STARTED.search(log)
-    assert told is not None, "the rank has said how it started"
-    start = {part.rpartition(" ")[0]: float(part.rpartition(" ")[2]) for part in told[1].split(", ")}
+    reported = STARTED.search(log)
+    assert reported is not None, "the rank has reported how it started"
+    start = {part.rpartition(" ")[0]: float(part.rpartition(" ")[2]) for part in reported[1].split(", ")}
     return {
         **start,
         "next commit": masked.time_unix_s - killed_s,

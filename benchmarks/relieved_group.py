@@ -6,11 +6,11 @@ Stages sleep instead of computing, so that two cores are not what is measured; e
 programs and their exchanges, the control plane, the ring (tests/process/sleeping_pipeline.py). 4 groups with 16 pieces
 each; in pairs of jobs one has ``--spare-relief``.
 
-*Half speed*: from step 4 on the pieces of group 2 take twice as long. ``ideal`` is a calm step of the same job, with
-the 64 pieces shared out by speed. *Jitter*: the pace of each group in each step is drawn with a standard deviation of
-20 %; ``predicted`` is what the simulator's model of relief (simulator/balance.py) makes of the same paces, over what
-they take without it, and ``measured`` the same of the two jobs. *Calm*: nobody is slow, and pieces take a sixth as
-long; what a step takes longer with relief, a median of medians, is what its words cost.
+*Half speed*: from step 4 on the pieces of group 2 take twice as long. ``ideal`` is a failure-free step of the same job,
+with the 64 pieces shared out by speed. *Jitter*: the pace of each group in each step is drawn with a standard deviation
+of 20 %; ``predicted`` is what the simulator's model of relief (simulator/balance.py) makes of the same paces, over what
+they take without it, and ``measured`` the same of the two jobs. *Failure-free*: nobody is slow, and pieces take a sixth
+as long; what a step takes longer with relief, a median of medians, is what its words cost.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.process.sleeping_pipeline import drawn
 
 GROUPS, PIECES, STEPS, SLOW_FROM = 4, 16, 16, 4
 JITTER = 0.2
-CALM_STEPS, CALM_JOBS = 40, 5
+FAILURE_FREE_STEPS, FAILURE_FREE_JOBS = 40, 5
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--piece-s", type=float, default=0.12, help="of a piece on one stage, forward and backward")
     parser.add_argument("--stages", type=int, default=2)
     options = parser.parse_args()
-    rows = [_calm(options)]
+    rows = [_failure_free(options)]
     print(rows[0], flush=True)
     for redundancy in (GROUPS, 2):
         for kind in ("alone", "relieved"):
@@ -60,13 +60,13 @@ def main() -> None:
     report("relieved_group", vars(options), rows)
 
 
-def _calm(options: argparse.Namespace) -> dict[str, object]:
+def _failure_free(options: argparse.Namespace) -> dict[str, object]:
     """What relief costs a step in which nobody is slow, in jobs one after the other."""
     short = argparse.Namespace(stages=options.stages, piece_s=options.piece_s / 6)
     took: dict[str, list[float]] = {"alone": [], "relieved": []}
-    for _ in range(CALM_JOBS):
+    for _ in range(FAILURE_FREE_JOBS):
         for kind, medians in took.items():
-            medians.append(statistics.median(_steps(kind, GROUPS, short, "", steps=CALM_STEPS)[1:]))
+            medians.append(statistics.median(_steps(kind, GROUPS, short, "", steps=FAILURE_FREE_STEPS)[1:]))
     alone_s, relieved_s = (statistics.median(medians) for medians in took.values())
     return {
         "what": "calm",
@@ -91,15 +91,15 @@ def _steps(
 
 
 def _half_speed(kind: str, redundancy: int, jobs: list[list[float]], piece_s: float) -> dict[str, object]:
-    calm_s = statistics.median(step for job in jobs for step in job[1 : SLOW_FROM - 1])
-    ideal_s = calm_s + (GROUPS * PIECES / (GROUPS - 0.5) - PIECES) * piece_s
+    failure_free_s = statistics.median(step for job in jobs for step in job[1 : SLOW_FROM - 1])
+    ideal_s = failure_free_s + (GROUPS * PIECES / (GROUPS - 0.5) - PIECES) * piece_s
     first_s = statistics.median(job[SLOW_FROM - 1] for job in jobs)
     later = [step for job in jobs for step in job[SLOW_FROM + 1 :]]
     return {
         "what": "one group at half speed",
         "redundancy": redundancy,
         "kind": kind,
-        "calm_s": round(calm_s, 4),
+        "calm_s": round(failure_free_s, 4),
         "ideal_s": round(ideal_s, 4),
         "first step over ideal": round(first_s / ideal_s, 4),
         "third step on over ideal": round(statistics.median(later) / ideal_s, 4),

@@ -43,12 +43,14 @@ def main() -> None:
 
 def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
     alone_s = statistics.median(_copies(mib, options.rounds))
-    said = _all_groups(options, mib)
+    reported = _all_groups(options, mib)
     sum_s, together_s = (
-        statistics.median(max(of_round) for of_round in zip(*(one[key] for one in said), strict=True))
+        statistics.median(max(of_round) for of_round in zip(*(one[key] for one in reported), strict=True))
         for key in ("sums", "copies")
     )
-    cpu_s, python_cpu_s = (statistics.median(cpu for one in said for cpu in one[key]) for key in ("cpu", "python_cpu"))
+    cpu_s, python_cpu_s = (
+        statistics.median(cpu for one in reported for cpu in one[key]) for key in ("cpu", "python_cpu")
+    )
     size = mib / 1024 * 1.073741824  # GB
     wire = 2 * (options.groups - 1) * size
     return {
@@ -66,7 +68,7 @@ def _row(options: argparse.Namespace, mib: int) -> dict[str, object]:
 
 
 def _all_groups(options: argparse.Namespace, mib: int) -> list[dict[str, list[float]]]:
-    """What each group says."""
+    """What each group reports."""
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
     base = [sys.executable, __file__, "--groups", str(options.groups), "--rounds", str(options.rounds)]
     base += ["--mib", str(mib), "--rank"]
@@ -107,17 +109,17 @@ def _one_group(options: argparse.Namespace, group: int) -> None:
         replicas.adopt(Membership(1, members, right))
         backend_ring.compiled_ring = lambda: None
     mine = torch.ones(options.mib[0] << 17, dtype=torch.int64)
-    said: dict[str, list[float]] = {key: [] for key in ("sums", "cpu", "python_sums", "python_cpu", "copies")}
+    reported: dict[str, list[float]] = {key: [] for key in ("sums", "cpu", "python_sums", "python_cpu", "copies")}
     for _ in range(options.rounds + WARM_UP):
         for replicas, way in zip(both, ("", "python_"), strict=True):
             replicas.reduce(1, Reduction((mine[:1],)), lambda: False)  # a barrier: all groups start the sum together
             began_s = time.process_time()
             outcome = replicas.reduce(1, Reduction((mine,)), lambda: False)
             assert outcome.ok, outcome.error
-            said[way + "cpu"].append(time.process_time() - began_s)
-            said[way + "sums"].append(outcome.reduce_s)
-        said["copies"] += _copies(options.mib[0], 1, mine)
-    print(json.dumps({key: values[WARM_UP:] for key, values in said.items()}))
+            reported[way + "cpu"].append(time.process_time() - began_s)
+            reported[way + "sums"].append(outcome.reduce_s)
+        reported["copies"] += _copies(options.mib[0], 1, mine)
+    print(json.dumps({key: values[WARM_UP:] for key, values in reported.items()}))
     for replicas in both:
         replicas.close()
 

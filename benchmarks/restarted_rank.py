@@ -32,10 +32,10 @@ SAVES_KEPT = 25
 
 
 class Saver:
-    """Saves when it is time, and knows what saves cost in earlier lives of the job."""
+    """Saves when it is time, and knows what saves cost in earlier job attempts."""
 
     def __init__(self, folder: Path, mean_gap_s: float, interval_s: float) -> None:
-        self._path, self._calm = folder / "newest.pt", folder / "calm"
+        self._path, self._failure_free = folder / "newest.pt", folder / "calm"
         self._mean_gap_s, self._fixed_s = mean_gap_s, interval_s
         self._costs_s: list[float] = []
         self._saved_s = -math.inf
@@ -55,7 +55,7 @@ class Saver:
         """Save if it is time; returns what is to be recorded of it."""
         import torch
 
-        if time.monotonic() - self._saved_s < self._interval_s() or (self._calm.exists() and self._costs_s):
+        if time.monotonic() - self._saved_s < self._interval_s() or (self._failure_free.exists() and self._costs_s):
             return None
         began_s = time.monotonic()
         unfinished = self._path.with_suffix(".unfinished")
@@ -82,7 +82,7 @@ def main() -> None:
 
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    store = dist.PrefixStore(f"life {restarts}", dist.TCPStore(address, port, is_master=False))
+    store = dist.PrefixStore(f"job attempt {restarts}", dist.TCPStore(address, port, is_master=False))
     world = init_group_world(job.shape, rank, store, one_gloo_device=False)  # as torch makes them
     training = PlainTraining(job, args, world, job.shape)
     saver = Saver(folder, float(sys.argv[2]), float(sys.argv[3]))

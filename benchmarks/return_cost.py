@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, says, status, until_started, until_whole, views
+from benchmarks._returns import commits, reports, status, until_started, until_whole, views
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.protocol.messages import CaughtUp, Ready, Vote
 from tests.process.harness import RESTARTS, Job, launch
@@ -120,10 +120,10 @@ def _measure(job: Job, group: int, began_s: float) -> dict[str, Any]:
     def first(true: Callable[[Any], bool]) -> float:
         return next(record.time_unix_s for record in every if true(record))
 
-    ready_s, state_s = first(lambda r: says(r, Ready, me)), first(lambda r: says(r, CaughtUp, me))
+    ready_s, state_s = first(lambda r: reports(r, Ready, me)), first(lambda r: reports(r, CaughtUp, me))
     offered_s = first(lambda r: any(view.offer is not None for view in views(r, me)))
     joined_s = first(lambda r: any(view.is_member for view in views(r, me)))
-    votes = (r for r in every if says(r, Vote, me) and r.event.result.pieces)
+    votes = (r for r in every if reports(r, Vote, me) and r.event.result.pieces)
     own = next(r.event.result.step for r in votes)
     had = max(step for at_s, step in ended if at_s <= state_s)
     lost_s = max(r.time_unix_s for r in every if r.time_unix_s < began_s and _loses(r, group))

@@ -13,9 +13,9 @@ off, flap or are reset, a rank holds the interpreter's lock or is out of memory,
 strangers connect to all ports, and /dev/shm is full. Where a rank's ports are struck, either end of a link may be lost.
 
 Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
-back and the job is told to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:
+back and the job is asked to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:
 each step is committed once, the journal replays to the same actions, nobody is lost whom no fault struck, the weights
-of every step and the last checkpoint are those of a calm run bit for bit, and no process, port or file is left.
+of every step and the last checkpoint are those of a failure-free run bit for bit, and no process, port or file is left.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def main() -> int:
     gap_s = options.mean_gap_s or model.mean_gap_s
     restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
     weather = Weather(run_dir / "weather", options.seed) if options.weather else None
-    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _say, restarts, weather)
+    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _announce, restarts, weather)
     wrong: list[str] = []
     try:
         soak.run()
-        wrong = judge(soak, growth(soak.samples.found), _say)
+        wrong = judge(soak, growth(soak.samples.found), _announce)
     except AssertionError as error:
         wrong.append(str(error))
     soak.samples.write(run_dir / "samples.jsonl")
@@ -114,7 +114,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _say(line: str) -> None:
+def _announce(line: str) -> None:
     print(line, flush=True)
 
 

@@ -26,7 +26,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, says, status, until_whole, views
+from benchmarks._returns import commits, reports, status, until_whole, views
 from benchmarks.masked_failure import FLAGS
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import Record
@@ -135,10 +135,10 @@ def _parts(every: list[Record], seen: int, me: tuple[int, int], killed_s: float)
     full, ended = _first_whole_step(after)
     before = [r.time_unix_s for r in every[:seen] if commits(r)][-STEPS_BETWEEN:]
     at_s = {
-        "hello": first(lambda r: says(r, Hello, me)).time_unix_s,
-        "ready": first(lambda r: says(r, Ready, me)).time_unix_s,
+        "hello": first(lambda r: reports(r, Hello, me)).time_unix_s,
+        "ready": first(lambda r: reports(r, Ready, me)).time_unix_s,
         "offer": first(lambda r: any(view.offer is not None for view in views(r, me))).time_unix_s,
-        "state": first(lambda r: says(r, CaughtUp, me)).time_unix_s,
+        "state": first(lambda r: reports(r, CaughtUp, me)).time_unix_s,
         "member": member_s,
         "full": full.time_unix_s,
     }

@@ -7,7 +7,7 @@ One Megatron job of 2 groups x PP2 trains. In turns nobody is there for a while,
 their own: silent ones are connected to the ports of all ranks, leaders and the coordinator; each of the others connects
 once a second, and half of them send random bytes. What they cost is the paired ratio of the job's CPU time per step,
 and of its step times; the strangers' own process shares the cores, so on a small machine the first is what counts. The
-memory and descriptors of every process are compared between the first calm span and the last.
+memory and descriptors of every process are compared between the first failure-free span and the last.
 
 With --hostile-minutes the memory is what is measured: for half as long nobody is there, then the strangers are, and
 clients that send random, cut and changed words (benchmarks/_hostile.py) to every port of the job and of a spare-page.
@@ -98,7 +98,7 @@ def cost(job: Job, options: argparse.Namespace) -> Table:
     last = holdings(job)
     rows = [_compared(name, spans) for name in ("cpu_s", "step_s")]
     rows += [
-        {"what": f"{kind} {held}", "calm median": first[kind, held], "besieged median": last[kind, held]}
+        {"what": f"{kind} {held}", "failure-free median": first[kind, held], "besieged median": last[kind, held]}
         for kind, held in first
     ]
     return "strangers", {name: getattr(options, name) for name in ("rounds", "span_s", "silent", "reconnecting")}, rows
@@ -265,12 +265,12 @@ def _cpu_s(job: Job) -> float:
 
 
 def _compared(name: str, spans: list[dict[str, Any]]) -> dict[str, object]:
-    calm = [one[name] for one in spans if not one["besieged"]]
+    failure_free = [one[name] for one in spans if not one["besieged"]]
     besieged = [one[name] for one in spans if one["besieged"]]
-    ratios = [one / other for one, other in zip(besieged, calm, strict=True)]
+    ratios = [one / other for one, other in zip(besieged, failure_free, strict=True)]
     return {
         "what": f"{name} of a step",
-        "calm median": round(statistics.median(calm), 4),
+        "failure-free median": round(statistics.median(failure_free), 4),
         "besieged median": round(statistics.median(besieged), 4),
         "ratio median": round(statistics.median(ratios), 3),
         "ratio min": round(min(ratios), 3),

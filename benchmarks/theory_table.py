@@ -68,7 +68,7 @@ def row(num_groups: int, redundancy: int, orders: int, budget_s: float) -> dict[
         return None
     # Orders scatter by about 1 / r of their mean: few hosts need more of them for the same error.
     mean, error = simulated_endured(placement, round(orders * max(1.0, (EVEN_R / redundancy) ** 2)))
-    lives = endured.endured(num_groups, placement.offsets)
+    lifetimes = endured.endured(num_groups, placement.offsets)
     closed = published.endurable_failures(num_groups, redundancy)
     found: dict[str, object] = {
         "groups": num_groups,
@@ -76,17 +76,17 @@ def row(num_groups: int, redundancy: int, orders: int, budget_s: float) -> dict[
         "endured": round(mean, 2),
         "error_percent": round(error, 2),
         "published_off_percent": round((closed / mean - 1) * 100, 2),
-        "ours_off_percent": round((lives.mean / mean - 1) * 100, 2),
-        "method": lives.method,
+        "ours_off_percent": round((lifetimes.mean / mean - 1) * 100, 2),
+        "method": lifetimes.method,
     }
     for granularity, pieces in PIECES.items():
-        loads = depth.work(num_groups, placement.offsets, pieces, lives)
+        loads = depth.work(num_groups, placement.offsets, pieces, lifetimes)
         found[f"{granularity}_work"] = round(loads.mean, 4)
         if budget_s <= 0:
             continue
         ratio, scatter, count = simulated_work(placement, granularity, budget_s)
         states = np.arange(len(loads.after))
-        bound = np.average(depth.bounds(num_groups, states, pieces), weights=lives.survival[states])
+        bound = np.average(depth.bounds(num_groups, states, pieces), weights=lifetimes.survival[states])
         found[f"{granularity}_off_percent"] = round((loads.mean / bound / ratio - 1) * 100, 2)
         found[f"{granularity}_error_percent"] = round(scatter, 2)
         found[f"{granularity}_orders"] = count

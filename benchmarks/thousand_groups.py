@@ -41,11 +41,11 @@ from spare_megatron.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYERS = 2
-CALM_STEPS = 8
+FAILURE_FREE_STEPS = 8
 STEP_S = 2.0
 MOMENTS = (0.1, 0.5, 0.8, 0.9, 0.95)
-"""When groups die, as shares of a step from its beginning: as the last commits are delivered; calm; 0.4, 0.2 and 0.1 s
-before the votes."""
+"""When groups die, as shares of a step from its beginning: as the last commits are delivered; failure-free; 0.4, 0.2
+and 0.1 s before the votes."""
 DEATHS = 5
 """Deaths at each moment."""
 
@@ -116,7 +116,7 @@ class PlayedJob:
         asyncio.run(tell())
         return died_s
 
-    def told(self) -> list[dict[str, Any]]:
+    def received(self) -> list[dict[str, Any]]:
         """End the players; what they have measured."""
         answers = []
         for player in self.players:
@@ -153,7 +153,7 @@ def measure(groups: int, pieces: int, profile: str) -> dict[str, object]:
             coordinator = psutil.Process(job.coordinator.pid)
             spent_s, clock_s, idle_s = cpu_s(coordinator), time.monotonic(), psutil.cpu_times().idle
             first = job.status()["step"]
-            job.steps(CALM_STEPS)
+            job.steps(FAILURE_FREE_STEPS)
             steps, took_s = job.status()["step"] - first, time.monotonic() - clock_s
             spent_s, idle_s = cpu_s(coordinator) - spent_s, psutil.cpu_times().idle - idle_s
             count = DEATHS * len(MOMENTS)
@@ -162,13 +162,13 @@ def measure(groups: int, pieces: int, profile: str) -> dict[str, object]:
                 died_s.append(job.die((2 * n + 1) * groups // (2 * count), MOMENTS[n % len(MOMENTS)]))
             job.steps(2)
             memory = coordinator.memory_info().rss
-            told = job.told()
+            received = job.received()
         finally:
             job.close(signal.SIGINT if profile else signal.SIGKILL)
         records = verify(job.run_dir.journal)
         journal_bytes = job.run_dir.journal.stat().st_size
-    rounds = np.array(commit_rounds(told)) * 1e3
-    deaths = np.array([last_view_s(told, 2 + n) - at_s for n, at_s in enumerate(died_s)]) * 1e3
+    rounds = np.array(commit_rounds(received)) * 1e3
+    deaths = np.array([last_view_s(received, 2 + n) - at_s for n, at_s in enumerate(died_s)]) * 1e3
     by_moment = {str(moment): deaths[n :: len(MOMENTS)] for n, moment in enumerate(MOMENTS)}
     return {
         "groups": groups,
@@ -189,11 +189,11 @@ def measure(groups: int, pieces: int, profile: str) -> dict[str, object]:
     }
 
 
-def commit_rounds(told: list[dict[str, Any]]) -> list[float]:
+def commit_rounds(received: list[dict[str, Any]]) -> list[float]:
     """From the last vote that was sent for a step to the last commit of it that was received, of all steps."""
     voted: dict[int, float] = {}
     committed: dict[int, float] = {}
-    for one in told:
+    for one in received:
         for step, _, at_s in one["voted"]:
             voted[step] = max(at_s, voted.get(step, 0.0))
         for step, at_s in one["committed"]:
@@ -202,9 +202,9 @@ def commit_rounds(told: list[dict[str, Any]]) -> list[float]:
     return [committed[step] - voted[step] for step in sorted(committed) if 1 < step < last]
 
 
-def last_view_s(told: list[dict[str, Any]], epoch: int) -> float:
+def last_view_s(received: list[dict[str, Any]], epoch: int) -> float:
     """When the last view of an epoch was received."""
-    return float(max(last_s for one in told for found, _, last_s in one["viewed"] if found == epoch))
+    return float(max(last_s for one in received for found, _, last_s in one["viewed"] if found == epoch))
 
 
 def main() -> None:
@@ -218,7 +218,7 @@ def main() -> None:
     rows = [measure(groups, args.pieces, args.profile) for groups in args.groups]
     config = {
         "ranks_per_group": RANKS, "redundancy": REDUNDANCY, "step_s": STEP_S, "patch_s": PATCH_S,
-        "calm_steps": CALM_STEPS, "moments": MOMENTS, "deaths_at_each_moment": DEATHS, "players": PLAYERS,
+        "calm_steps": FAILURE_FREE_STEPS, "moments": MOMENTS, "deaths_at_each_moment": DEATHS, "players": PLAYERS,
         "load_before": round(os.getloadavg()[1], 1),
     }  # fmt: skip
     report("thousand_groups", config, rows, args.json)

@@ -1,11 +1,11 @@
-"""Measures the GB/s at which a learner takes a parcel from donors, all processes of one machine.
+"""Measures the GB/s at which a learner takes a snapshot shard from donors, all processes of one machine.
 
     python benchmarks/transfer.py [--mib 1024] [--donors 1 2] [--rounds 5] [--tensors 64]
 
-Each donor is a process with one thread for arithmetic, which has put a parcel of fp32 tensors; the learner, another
-one, fetches it into tensors that it has. The figure is the bytes of the parcel over the time of the fetch, header and
-checksums included. CPU seconds are those of all donors, and of the learner, during the fetch, for each GB (10^9 bytes)
-of the parcel; put_gb_s is how fast a donor copies its part. Medians over the rounds.
+Each donor is a process with one thread for arithmetic, which has put a snapshot shard of fp32 tensors; the learner,
+another one, fetches it into tensors that it has. The figure is the bytes of the snapshot shard over the time of the
+fetch, header and checksums included. CPU seconds are those of all donors, and of the learner, during the fetch, for
+each GB (10^9 bytes) of the snapshot shard; put_gb_s is how fast a donor copies its part. Medians over the rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> None:
 def _row(options: argparse.Namespace, donors: int) -> dict[str, object]:
     processes = [_start(options, donors, group) for group in range(donors + 1)]
     try:
-        up = [_hear(process) for process in processes]
+        up = [_receive(process) for process in processes]
         learner, givers = processes[0], processes[1:]
         addresses = [one["address"] for one in up[1:]]
         puts, takes, cpu_given, cpu_taken = [], [], [], []
@@ -89,21 +89,22 @@ def _tell(process: subprocess.Popen[str], what: object) -> dict[str, float]:
     assert process.stdin is not None
     process.stdin.write(json.dumps(what) + "\n")
     process.stdin.flush()
-    return _hear(process)
+    return _receive(process)
 
 
-def _hear(process: subprocess.Popen[str]) -> dict[str, float]:
+def _receive(process: subprocess.Popen[str]) -> dict[str, float]:
     assert process.stdout is not None
     return json.loads(process.stdout.readline())
 
 
 def _one_rank(options: argparse.Namespace, group: int, donors: int) -> None:
-    """The learner is group 0. A donor puts the parcel of each step that it is told; -1 asks for its CPU time."""
+    """The learner is group 0. A donor puts the snapshot shard of each step that it is notified; -1 asks for its CPU
+    time."""
     import torch
 
     from spare_megatron.collectives.handshake import Identity, Member
     from spare_megatron.transfer.socket_transport import SocketTransport
-    from spare_megatron.transfer.transport import Parcel, Source
+    from spare_megatron.transfer.transport import SnapshotShard, Source
 
     torch.set_num_threads(1)
     transport = SocketTransport(Identity(Member(group), token="benchmark"), "127.0.0.1", timeout_s=60.0)
@@ -117,14 +118,14 @@ def _one_rank(options: argparse.Namespace, group: int, donors: int) -> None:
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
         if isinstance(what, dict):
             sources = [Source(Member(number + 1), address) for number, address in enumerate(what["addresses"])]
-            transport.fetch(OFFER, what["step"], sources, lambda told: tensors, lambda: False)
-            said = {"fetch_s": time.perf_counter() - began_s, "cpu_s": time.process_time() - began_cpu_s}
+            transport.fetch(OFFER, what["step"], sources, lambda reported: tensors, lambda: False)
+            reported = {"fetch_s": time.perf_counter() - began_s, "cpu_s": time.process_time() - began_cpu_s}
         elif what >= 0:
-            transport.put(OFFER, what, Parcel(tensors, {}))
-            said = {"put_s": time.perf_counter() - began_s}
+            transport.put(OFFER, what, SnapshotShard(tensors, {}))
+            reported = {"put_s": time.perf_counter() - began_s}
         else:
-            said = {"cpu_s": time.process_time()}
-        print(json.dumps(said), flush=True)
+            reported = {"cpu_s": time.process_time()}
+        print(json.dumps(reported), flush=True)
 
 
 if __name__ == "__main__":

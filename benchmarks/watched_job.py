@@ -49,7 +49,7 @@ class WrittenJob:
         self._book, self._random = MetricsBook(started_unix_s=self._now_s), random.Random(1)
         self._tell(Opened(spec, 1, 1))
         for group in range(spec.num_groups):
-            self._tell(Hello(group, 0, spec.fingerprint, 0, birth=str(group)))
+            self._tell(Hello(group, 0, spec.fingerprint, 0, process_nonce=str(group)))
 
     def _tell(self, event: Event) -> None:
         before = self.state
@@ -68,9 +68,9 @@ class WrittenJob:
         slowest_s = max(compute_s.values())
         for group, incarnation in state.live.items():
             segments = state.segments_of(group)
-            told = {"compute_s": compute_s[group], "patch_s": PATCH_S * (len(segments) > 1)}
-            told["reduce_s"] = REDUCE_S + slowest_s - compute_s[group]
-            self._book.figures(state.step_in_flight, state.epoch, group, tuple(told.items()))
+            reported = {"compute_s": compute_s[group], "patch_s": PATCH_S * (len(segments) > 1)}
+            reported["reduce_s"] = REDUCE_S + slowest_s - compute_s[group]
+            self._book.figures(state.step_in_flight, state.epoch, group, tuple(reported.items()))
             pieces = tuple(piece for segment in segments for piece in segment)
             self._tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
         self._book.report(self.state.committed[0], {"lm loss": 2.0})
@@ -121,7 +121,7 @@ def _status(run_dir: RunDirectory, state: State) -> list[dict[str, object]]:
         detector.hello(group, incarnation, 8, now_s)
         last = LastRank(group % 8, state.step_in_flight, "forward", 12, 3, 0.25)
         detector.heartbeat(group, incarnation, Heartbeat(state.step_in_flight, 3, 0, last), now_s)
-        paces.hear(group, incarnation, Pace(state.step_in_flight, 3, 0.1, COMPUTE_S / PIECES), now_s)
+        paces.receive(group, incarnation, Pace(state.step_in_flight, 3, 0.1, COMPUTE_S / PIECES), now_s)
 
     def with_groups() -> None:
         left = paces.left(state, now_s)

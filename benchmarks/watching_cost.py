@@ -5,7 +5,7 @@
 A real Megatron job of 4 groups x PP2 runs with its metrics, its status and TensorBoard. In each of its processes every
 function that observes is bracketed with the clock of its thread (_cpu_meter.py), which counts too: status.json, lines
 of metrics, figures of votes, reports of steps, events. Phases and beats of ranks, by which failures are detected, have
-a row of their own: people see them too, but nothing is told for them alone. From the commit of step 5 to the last
+a row of their own: people see them too, but nothing is reported for them alone. From the commit of step 5 to the last
 but one, the sums are set against the CPU time of all ranks, leaders and the coordinator: in one run, so that it does
 not matter what else the machine does. Bar: 0.2 %. What the coordinator needs for a thousand groups is in
 watched_job.json, and what spare-page needs, a process of its own, in page.json.

@@ -125,10 +125,10 @@ class PipedProcess:
 
     def __init__(self, module: str, words: Sequence[str], environ: Mapping[str, str]) -> None:
         ends = [os.pipe() for _ in range(3)]
-        (asked, said, failed), mine = [ends[0][0], ends[1][1], ends[2][1]], [ends[0][1], ends[1][0], ends[2][0]]
-        self.process = _link().start(_command(module, words), environ, (asked, said, failed), str(ROOT))
+        (asked, reported, failed), mine = [ends[0][0], ends[1][1], ends[2][1]], [ends[0][1], ends[1][0], ends[2][0]]
+        self.process = _link().start(_command(module, words), environ, (asked, reported, failed), str(ROOT))
         self.process.release()
-        for fd in (asked, said, failed):
+        for fd in (asked, reported, failed):
             os.close(fd)
         self.pid = self.process.pid
         self.stdin: TextIO = os.fdopen(mine[0], "w")

@@ -56,9 +56,11 @@ def main() -> int:
     inject = f"sigkill:group={KILLED_GROUP},step={options.kill_step},at=reduce"
     failing = _train(output / "with-failure", (*flags, "--save", str(output / "with-failure" / "save")), inject)
     console.rule("2. The same job without the failure")
-    calm = _train(output / "without-failure", (*flags, "--save", str(output / "without-failure" / "save")), None)
+    failure_free = _train(
+        output / "without-failure", (*flags, "--save", str(output / "without-failure" / "save")), None
+    )
     console.rule("3. The results")
-    return _judge(failing, calm, options)
+    return _judge(failing, failure_free, options)
 
 
 def _options() -> argparse.Namespace:
@@ -142,12 +144,12 @@ def _train(run_dir: Path, flags: tuple[str, ...], inject: str | None) -> dict[st
     return {"summary": summary, "lines": lines, "seconds": time.monotonic() - started_s, "save": run_dir / "save"}
 
 
-def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Namespace) -> int:
+def _judge(failing: dict[str, Any], failure_free: dict[str, Any], options: argparse.Namespace) -> int:
     """The table, the file that was asked for, and the exit code."""
     summary, lines = failing["summary"], failing["lines"]
     recovery = next((line["recovery"] for line in lines if line["recovery"]), None)
-    gaps = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(lines, calm["lines"], strict=True)]
-    digests = [_digest(run["save"]) for run in (failing, calm)]
+    gaps = [abs(a["loss"] - b["loss"]) / b["loss"] for a, b in zip(lines, failure_free["lines"], strict=True)]
+    digests = [_digest(run["save"]) for run in (failing, failure_free)]
     table = Table(title="A job of which one group was killed during the gradient reduction", show_header=False)
     for name, value in (
         ("steps committed", f"{summary['steps_committed']} of {lines[-1]['step']}"),
@@ -156,17 +158,17 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
         ("stall", f"{recovery['total_s']:.2f} s, {_parts(recovery)}" if recovery else "none"),
         ("the killed group", _back_in_words(lines)),
         ("loss, first to last step", f"{lines[0]['loss']:.3f} to {lines[-1]['loss']:.3f}"),
-        ("loss of the run without failure", f"{calm['lines'][-1]['loss']:.3f}"),
+        ("loss of the run without failure", f"{failure_free['lines'][-1]['loss']:.3f}"),
         ("largest relative difference of a step's loss", f"{max(gaps):.1e}"),
         ("weights", "bit for bit equal" if digests[0] == digests[1] else "NOT EQUAL"),
         ("digest of the weights, with the failure", digests[0]),
         ("digest of the weights, without", digests[1]),
-        ("time of both runs", f"{failing['seconds']:.0f} s and {calm['seconds']:.0f} s"),
+        ("time of both runs", f"{failing['seconds']:.0f} s and {failure_free['seconds']:.0f} s"),
     ):
         table.add_row(name, value)
     console.print(table)
     if options.json:
-        row = _row(failing, calm, recovery or {}, max(gaps), digests)
+        row = _row(failing, failure_free, recovery or {}, max(gaps), digests)
         config = {"groups": GROUPS, "killed_group": KILLED_GROUP, "model": shlex.join(MODEL)}
         write(options.json, "demo", shlex.join(["./scripts/demo.sh", *sys.argv[1:]]), config, [row])
     console.print(
@@ -182,7 +184,7 @@ def _judge(failing: dict[str, Any], calm: dict[str, Any], options: argparse.Name
 
 
 def _row(
-    failing: dict[str, Any], calm: dict[str, Any], recovery: dict[str, Any], gap: float, digests: list[str]
+    failing: dict[str, Any], failure_free: dict[str, Any], recovery: dict[str, Any], gap: float, digests: list[str]
 ) -> dict[str, object]:
     summary, lines = failing["summary"], failing["lines"]
     back = _back(lines)
@@ -192,7 +194,7 @@ def _row(
         **{name: value for name, value in recovery.items() if name.endswith("_s")},
         "loss_first": lines[0]["loss"],
         "loss_last": lines[-1]["loss"],
-        "loss_last_without_failure": calm["lines"][-1]["loss"],
+        "loss_last_without_failure": failure_free["lines"][-1]["loss"],
         "loss_relative_difference_max": gap,
         "digest": digests[0],
         "digest_without_failure": digests[1],
@@ -200,7 +202,7 @@ def _row(
         "step_back": back[0] if back else None,
         "back_s": round(back[1], 1) if back else None,
         "run_s": round(failing["seconds"], 1),
-        "run_without_failure_s": round(calm["seconds"], 1),
+        "run_without_failure_s": round(failure_free["seconds"], 1),
     }
 
 

@@ -266,12 +266,14 @@ def pointer_damage(save: Path) -> str:
     if not steps:
         return ""
     try:
-        said = pointer.read_bytes().decode(errors="replace").strip()
+        reported = pointer.read_bytes().decode(errors="replace").strip()
     except OSError as error:
         return f"{pointer} cannot be read: {error.strerror}"
-    if said == str(steps[0]) or (said == "release" and (save / said).is_dir()):
+    if reported == str(steps[0]) or (reported == "release" and (save / reported).is_dir()):
         return ""
-    return f"{pointer} says {said!r}, but the newest checkpoint is of step {steps[0]}; the next save writes it again"
+    return (
+        f"{pointer} says {reported!r}, but the newest checkpoint is of step {steps[0]}; the next save writes it again"
+    )
 
 
 def last_good(save: Path) -> tuple[Path | None, list[Damage]]:

@@ -119,13 +119,13 @@ def _inspect(directory: Path, as_json: bool) -> int:
     }
     parameters = sum(entry.size.numel() for entry in model_tensors(directory).values())
     if as_json:
-        told = {
+        reported = {
             "directory": str(directory),
             "step": common.get("iteration"),
             "parameters": parameters,
             "tensors": tensors,
         }
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(reported) + "\n")
         return 0
     count = counted(len(tensors), "tensor")
     sys.stdout.write(f"{directory}: step {common.get('iteration')}, {parameters:,} values in {count}\n")

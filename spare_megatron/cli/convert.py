@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wish = _wish(options)
         from spare_megatron.checkpoint.convert.conversion import convert
 
-        sentence = convert(options.load_dir, LOADERS[options.loader], options.save_dir, wish, _Progress().say)
+        sentence = convert(options.load_dir, LOADERS[options.loader], options.save_dir, wish, _Progress().announce)
     except (ConfigError, OSError) as error:
         sys.stderr.write(f"{PROGRAM}: {error}\n")
         return int(ExitCode.BAD_INPUT)
@@ -158,7 +158,7 @@ class _Progress:
         self._start = time.monotonic()
         self._layer: int | None = -1
 
-    def say(self, entry: Entry, done: int, total: int) -> None:
+    def announce(self, entry: Entry, done: int, total: int) -> None:
         if entry.layer == self._layer and done < total:
             return
         self._layer = entry.layer

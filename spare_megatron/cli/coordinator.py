@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=0,
         metavar="N",
-        help="number of the job's life; default: the journal's, or the next one where that is over",
+        help="number of the job attempt; default: the journal's, or the next one where that is over",
     )
     made.add_argument(
         "--candidate",
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         listen=args.listen,
         run_dir=RunDirectory(args.run_dir),
-        life=args.life,
+        job_attempt=args.life,
         tls_dir=args.tls_dir,
         on_event=args.on_event,
     )

@@ -97,30 +97,30 @@ def launch_of(args: argparse.Namespace) -> Launch:
     """The launch that the flags describe; raises ConfigError where they do not fit together."""
     if args.num_groups < 1:
         raise ConfigError(f"--num-groups is {args.num_groups}, but must be at least 1")
-    told = launcher_flags(args.flags, os.environ, saved_args)
-    size = told.group_size if args.group_size is None else args.group_size
+    given = launcher_flags(args.flags, os.environ, saved_args)
+    size = given.group_size if args.group_size is None else args.group_size
     if size < 1:
         raise ConfigError(f"--group-size is {size}, but must be at least 1")
     command = script_command(args.script, args.module, args.flags)
     injections = [parse_injection(text) for text in args.inject]
-    check_injections(injections, args.num_groups, size, told.max_group_restarts)
-    run_dir = args.run_dir or told.run_dir or time.strftime("runs/%Y%m%d-%H%M%S")
+    check_injections(injections, args.num_groups, size, given.max_group_restarts)
+    run_dir = args.run_dir or given.run_dir or time.strftime("runs/%Y%m%d-%H%M%S")
     return Launch(
         num_groups=args.num_groups,
         group_size=size,
         run_dir=RunDirectory(Path(run_dir).absolute()),
         command=command,
         injections=tuple(args.inject),
-        checkpoint_dirs=told.checkpoint_dirs,
-        max_group_restarts=told.max_group_restarts,
-        group_restart_pause_s=told.group_restart_pause_s,
-        standby_groups=told.standby_groups,
-        preload=told.preload,
+        checkpoint_dirs=given.checkpoint_dirs,
+        max_group_restarts=given.max_group_restarts,
+        group_restart_pause_s=given.group_restart_pause_s,
+        standby_groups=given.standby_groups,
+        preload=given.preload,
         listen=args.listen,
         tls_dir=args.tls_dir,
-        save_dir=told.save_dir,
-        health_check=told.health_check,
-        on_event=told.on_event,
+        save_dir=given.save_dir,
+        health_check=given.health_check,
+        on_event=given.on_event,
     )
 
 

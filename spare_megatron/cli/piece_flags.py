@@ -1,4 +1,4 @@
-"""The flags with which spare-plan and spare-simulate are told how a shard is cut, and what they come to.
+"""The flags with which spare-plan and spare-simulate take how a shard is cut, and what they come to.
 
 ``--pieces-per-shard K`` counts pieces, whatever they consist of. ``--microbatches-per-shard M`` and
 ``--piece-microbatches C`` count microbatches: K = M / C.

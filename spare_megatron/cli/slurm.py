@@ -27,13 +27,13 @@ from spare_megatron.config.place import number
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane.tls_files import make_tls
-from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.records import announce
 from spare_megatron.coordinator.server import Options
 from spare_megatron.flags.launcher_flags import launcher_flags
+from spare_megatron.launch.slurm_attempt import SlurmLaunch
 from spare_megatron.launch.slurm_commands import node_names
 from spare_megatron.launch.slurm_job import SlurmJob, end_without_batch_script
 from spare_megatron.launch.slurm_lend import lend_nodes
-from spare_megatron.launch.slurm_life import SlurmLaunch
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.descriptors import OF_A_GROUP, check_descriptors
 from spare_megatron.runtime.run_directory import RunDirectory
@@ -120,8 +120,8 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     """The launch that the flags describe; raises ConfigError where they do not fit together. ``words`` is the command
     line, which the coordinators are given too."""
     allocation = allocation_of(of_batch_script(os.environ))
-    told = launcher_flags(args.flags, os.environ, saved_args)
-    size = told.group_size if args.group_size is None else args.group_size
+    given = launcher_flags(args.flags, os.environ, saved_args)
+    size = given.group_size if args.group_size is None else args.group_size
     if size >= 1 and args.num_groups is not None:
         allocation = allocation.with_spares(args.num_groups, size)
     for name, value in (("--group-size", size), ("--candidates", args.candidates)):
@@ -129,7 +129,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
     if not args.lease_s > 0:
         raise ConfigError(f"--lease-s is {args.lease_s:g}, but must be above 0")
-    run_dir = args.run_dir or told.run_dir or f"runs/{allocation.array or allocation.job}"
+    run_dir = args.run_dir or given.run_dir or f"runs/{allocation.array or allocation.job}"
     return SlurmLaunch(
         allocation=allocation,
         run_dir=RunDirectory(Path(run_dir).absolute()),
@@ -139,15 +139,15 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         lease_s=args.lease_s,
         coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),
         words=tuple(words),
-        checkpoint_dirs=told.checkpoint_dirs,
-        max_group_restarts=told.max_group_restarts,
-        group_restart_pause_s=told.group_restart_pause_s,
-        health_check=told.health_check,
+        checkpoint_dirs=given.checkpoint_dirs,
+        max_group_restarts=given.max_group_restarts,
+        group_restart_pause_s=given.group_restart_pause_s,
+        health_check=given.health_check,
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         listen=args.listen,
         tls_dir=args.tls_dir,
-        on_event=told.on_event,
+        on_event=given.on_event,
     )
 
 
@@ -202,13 +202,13 @@ def lend(args: argparse.Namespace) -> int:
     if args.script:
         raise ConfigError(f"--lend trains nothing, but a script is given ({args.script}); leave one of them out")
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         sys.stdout.write(f"spare-slurm: {text}\n")
         sys.stdout.flush()
 
     run_dir = RunDirectory(Path(args.lend).absolute())
     allocation = allocation_of(os.environ)
-    return asyncio.run(lend_nodes(allocation, run_dir, shlex.split(args.srun), args.tls_dir, say))
+    return asyncio.run(lend_nodes(allocation, run_dir, shlex.split(args.srun), args.tls_dir, announce))
 
 
 def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
@@ -220,10 +220,14 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
             os.dup2(file.fileno(), stream.fileno())
     index = number(os.environ, "SLURM_PROCID") or 0
     options = Options(
-        listen=args.listen, run_dir=launch.run_dir, life=args.life, tls_dir=args.tls_dir, on_event=launch.on_event
+        listen=args.listen,
+        run_dir=launch.run_dir,
+        job_attempt=args.life,
+        tls_dir=args.tls_dir,
+        on_event=launch.on_event,
     )
     code = run_coordinator(options, index, args.lease_s)
-    end_without_batch_script(launch, index, ExitCode(code), say)
+    end_without_batch_script(launch, index, ExitCode(code), announce)
     return code
 
 

@@ -42,15 +42,15 @@ class StatusChanges:
 
     def __init__(self) -> None:
         self._head = ""
-        self._told = 0
-        """Number of events that were told."""
+        self._listed = 0
+        """Number of events that were reported."""
 
     def lines(self, picture: JobPicture) -> Iterator[str]:
         """Events, each once; the status where it shows something new; at the end where the time went."""
-        told = happenings(picture)
-        for one in told[self._told :]:
+        listed = happenings(picture)
+        for one in listed[self._listed :]:
             yield f"{_time_of_day(one.time_s)} {one.text}"
-        self._told = len(told)
+        self._listed = len(listed)
         status = picture.status
         head = ", ".join(head_lines(status)) if status else ""
         if head != self._head:

@@ -59,10 +59,10 @@ def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
             seconds = Text(duration(wall_time.parts[part]), justify="right")
             table.add_row(PARTS[part], seconds, share(wall_time.share(part)))
         shown += [Text(), table]
-    told = Table(box=None, show_header=False, pad_edge=False)
+    listed = Table(box=None, show_header=False, pad_edge=False)
     for one in happenings(picture)[-HAPPENINGS_SHOWN:]:
-        told.add_row(clock(one.time_s).partition(" ")[2], Text(one.text))
-    return Group(*shown, Text(), told)
+        listed.add_row(clock(one.time_s).partition(" ")[2], Text(one.text))
+    return Group(*shown, Text(), listed)
 
 
 def _status_lines(status: Mapping[str, Any]) -> Iterable[str]:

@@ -77,8 +77,8 @@ class Backend(Protocol):
     """Whether :meth:`begin` is called, by whoever brings the view, and no :meth:`form`: the owner's thread is then not
     needed before the first sum, and not at all in an epoch without one. Otherwise the owner calls :meth:`form`."""
     linger_s: float
-    """How long after an error :attr:`evidence` may grow, because other members say what they know. The backend is not
-    released before that, unless its epoch is given up. 0: it does not grow."""
+    """How long after an error :attr:`evidence` may grow, because other members report what they know. The backend is
+    not released before that, unless its epoch is given up. 0: it does not grow."""
 
     @property
     def evidence(self) -> frozenset[Link]:
@@ -103,7 +103,7 @@ class Backend(Protocol):
     def begin_sum(
         self,
         wire: torch.Tensor,
-        patient: bool,
+        wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> None:
@@ -114,8 +114,8 @@ class Backend(Protocol):
         Where the sum is ``converted``, what it becomes is written into the result there, and ``wire`` is room for the
         work.
 
-        With ``patient`` it waits for members that still compute. Otherwise all members are known to take part, and
-        silence is an error after the time-out.
+        With ``wait_for_peers`` it waits for members that still compute. Otherwise all members are known to take part,
+        and silence is an error after the time-out.
         """
 
     def end_sum(self, more: Callable[[], bool]) -> bool:
@@ -124,7 +124,7 @@ class Backend(Protocol):
 
     def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
-        told why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
+        reported why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
 
     def halt(self) -> None:
         """End what is in flight: when it returns, nothing touches a buffer that was given to :meth:`begin_sum` any

@@ -96,9 +96,9 @@ class RingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stubs
         if not self._used.acquire(blocking=False):
             raise RuntimeError(f"only NCCL's unique id passes through this store, not {key!r} after it")
         wire = torch.zeros(8 + self.VALUE_BYTES, dtype=torch.uint8)
-        told = len(mine).to_bytes(8, "big") + mine
-        wire[: len(told)] = torch.tensor(list(told), dtype=torch.uint8)
-        self._ring.sum(wire, patient=False)
+        reported = len(mine).to_bytes(8, "big") + mine
+        wire[: len(reported)] = torch.tensor(list(reported), dtype=torch.uint8)
+        self._ring.sum(wire, wait_for_peers=False)
         data = bytes(wire.tolist())
         return data[8 : 8 + int.from_bytes(data[:8], "big")]
 
@@ -108,7 +108,7 @@ class _Begun(NamedTuple):
 
     complete: torch.cuda.Event
     """Recorded behind it."""
-    patient: bool
+    wait_for_peers: bool
     last: Any
     """Its last collective."""
     converted: ConvertedBucket | None
@@ -163,7 +163,7 @@ class NcclBackend:
 
     def form(self) -> None:
         self._reach.form()
-        self._reach.sum(torch.ones(self._size), patient=False)
+        self._reach.sum(torch.ones(self._size), wait_for_peers=False)
         why = unprepared()
         if why:
             raise BackendError(why)
@@ -177,22 +177,22 @@ class NcclBackend:
         self._go_on()
         self._group.eager_connect_single_device(self._device)
         self._stream = torch.cuda.Stream(self._device, priority=STREAM_PRIORITY)
-        self.sum(torch.ones(1, device=self._device), patient=False)
+        self.sum(torch.ones(1, device=self._device), wait_for_peers=False)
 
-    def sum(self, wire: torch.Tensor, patient: bool) -> None:
+    def sum(self, wire: torch.Tensor, wait_for_peers: bool) -> None:
         """Sum once."""
-        self.begin_sum(wire, patient)
+        self.begin_sum(wire, wait_for_peers)
         self.end_sum(lambda: False)
 
     def begin_sum(
         self,
         wire: torch.Tensor,
-        patient: bool,
+        wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> None:
         """Issue the sum of ``wire``, which its writer has settled
-        (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
+        (:meth:`~spare_megatron.collectives.buckets.Buffers.ready_fence`)."""
         assert source is None, "sources are not read here"
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
@@ -205,14 +205,14 @@ class NcclBackend:
             self._issued = complete
         if not self._begun:
             self._oldest_s = time.monotonic()
-        self._begun.append(_Begun(complete, patient, self._last, converted))
+        self._begun.append(_Begun(complete, wait_for_peers, self._last, converted))
 
     def end_sum(self, more: Callable[[], bool]) -> bool:
         one = self._begun[0]
         while not one.complete.query():
             self._go_on()
             _look(one.last)
-            if not one.patient and time.monotonic() > self._oldest_s + self._timeout_s:
+            if not one.wait_for_peers and time.monotonic() > self._oldest_s + self._timeout_s:
                 raise BackendError(f"NCCL did not complete a sum within {self._timeout_s:g} s")
             if more():
                 return False
@@ -298,11 +298,11 @@ class NcclBackend:
     def _drain(self, aborting: threading.Thread) -> None:
         """Wait until nothing runs on the stream behind the last sum; where it is not known what does, until
         ``aborting`` has ended, which waits for the device then."""
-        began_s, told = time.monotonic(), False
+        began_s, reported = time.monotonic(), False
         while self._runs(aborting):
             took_s = time.monotonic() - began_s
-            if took_s > self._timeout_s and not told:
-                told = True
+            if took_s > self._timeout_s and not reported:
+                reported = True
                 log.warning(
                     "NCCL has not ended a sum %g s after its communicator was aborted; its buffers stay taken, and the "
                     "next epoch gets others; where this repeats, replace %s",

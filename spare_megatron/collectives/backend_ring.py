@@ -25,7 +25,7 @@ import torch
 from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import DesyncError
-from spare_megatron.collectives.hearing import LEFT, RIGHT
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT
 from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
@@ -47,7 +47,7 @@ class RingBackend:
     """Longer than a failed reduction waits before it ends; in that time the evidence of other members still arrives."""
 
     def __init__(self, seat: Seat, links: RingLinks, timeout_s: float, suspects: frozenset[int] = frozenset()) -> None:
-        """``suspects``: ranks whose link to this one was mute in the epoch before."""
+        """``suspects``: ranks whose link to this one was silent in the epoch before."""
         self._seat, self._links = seat, links
         self._epoch = RingEpoch(seat, timeout_s, suspects)
         self._traffic = self._epoch.traffic
@@ -74,23 +74,23 @@ class RingBackend:
         self._links.enter(self._epoch)
 
     def form(self) -> None:
-        told = threading.Event()
-        self.begin(told.set)
-        told.wait()
+        published = threading.Event()
+        self.begin(published.set)
+        published.wait()
         if self.over:
             raise BackendError(self.over)
 
     def sum(
         self,
         wire: torch.Tensor,
-        patient: bool,
+        wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> None:
         if self._scratch is None:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
         self._left, self._right = self._links.use(self._epoch)
-        self._traffic.patient = patient
+        self._traffic.wait_for_peers = wait_for_peers
         given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted)
         try:
             if self._compiled is None:

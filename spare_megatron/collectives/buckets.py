@@ -67,7 +67,7 @@ class BucketLayout:
     bucket_bytes: int
     converted: int = 0
     """The sums of the first so many tensors are converted."""
-    witness_size: int = 0
+    check_vector_size: int = 0
 
     @classmethod
     def of(
@@ -84,15 +84,15 @@ class BucketLayout:
             assert tensor.dim() == 1, f"tensor {number} to reduce has shape {tuple(tensor.shape)}, not one dimension"
             assert tensor.is_contiguous(), f"tensor {number} to reduce is not contiguous"
         results = [method.result_dtype(tensor.dtype) for tensor in tensors]
-        witness_size = 0
+        check_vector_size = 0
         if conversion is not None:
             results[:converted] = [conversion.dtype] * converted
-            witness_size = conversion.witness_size
+            check_vector_size = conversion.check_vector_size
         shapes = tuple(
             (tensor.numel(), tensor.dtype, method.wire_dtype(tensor.dtype), result)
             for tensor, result in zip(tensors, results, strict=True)
         )
-        return cls(method.name, shapes, tuple(sorted(scalars)), bucket_bytes, converted, witness_size)
+        return cls(method.name, shapes, tuple(sorted(scalars)), bucket_bytes, converted, check_vector_size)
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -206,7 +206,7 @@ class Buffers:
         """The header that travels last, with the scalars, in an overlapped reduction; kept as long as these buffers."""
         pin = wire_device.type == "cpu" and torch.cuda.is_available()
         self.header = Header(layout.digest, layout.scalars, wire_device)
-        self.witness = torch.zeros(layout.witness_size, dtype=torch.int64, device=wire_device, pin_memory=pin)
+        self.check_vector = torch.zeros(layout.check_vector_size, dtype=torch.int64, device=wire_device, pin_memory=pin)
 
         blocks = PinnedBlocks() if pin else None
 
@@ -257,7 +257,7 @@ class Buffers:
         bucket = self.layout.buckets[number]
         return self.results[bucket.tensor][bucket.start : bucket.stop]
 
-    def settled(self) -> Callable[[], None] | None:
+    def ready_fence(self) -> Callable[[], None] | None:
         """A function that waits until everything written so far is complete, for the thread that sends it; None where
         no wait is needed. CUDA kernels run behind the thread that starts them, and that thread must not wait for
         them."""

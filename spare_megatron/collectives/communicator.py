@@ -34,8 +34,8 @@ class _Submitted(NamedTuple):
     """One operation that was submitted."""
 
     wire: torch.Tensor
-    patient: bool
-    settled: Callable[[], None] | None
+    wait_for_peers: bool
+    ready_fence: Callable[[], None] | None
     source: torch.Tensor | None
     converted: ConvertedBucket | None
 
@@ -55,7 +55,7 @@ class Communicator:
         self.given_up = False
         self.error = ""
         self.submitted = self.done = 0
-        """Numbers of operations over the communicator's life."""
+        """Numbers of operations over the communicator's lifetime."""
         self.dead = backend is None
         """The owner has ended and freed everything."""
         self._halted = backend is None
@@ -125,16 +125,16 @@ class Communicator:
     def submit(
         self,
         wire: torch.Tensor,
-        patient: bool = False,
-        settled: Callable[[], None] | None = None,
+        wait_for_peers: bool = False,
+        ready_fence: Callable[[], None] | None = None,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
     ) -> int:
         """Queue the sum of ``wire`` over the members, in place, behind everything submitted before.
 
         Args:
-            patient: wait for members that still compute.
-            settled: called before the sum; returns when ``wire`` is written.
+            wait_for_peers: wait for members that still compute.
+            ready_fence: called before the sum; returns when ``wire`` is written.
             source: what this member adds instead of ``wire``; it is only read, until the communicator is cut.
             converted: what the sum is turned into; ``wire`` is then room for the work, and holds no sum afterwards.
 
@@ -146,7 +146,7 @@ class Communicator:
             if self._backend is None:
                 self.done += 1
             elif not (self.dead or self._halted):
-                self._queue.append(_Submitted(wire, patient, settled, source, converted))
+                self._queue.append(_Submitted(wire, wait_for_peers, ready_fence, source, converted))
                 if self._owner is None:
                     self._start(self._backend)
                 self._changed.notify_all()
@@ -233,9 +233,9 @@ class Communicator:
                     return
                 one = self._queue.popleft() if self._queue and begun < backend.in_flight else None
             if one is not None:
-                if one.settled is not None:
-                    one.settled()
-                backend.begin_sum(one.wire, one.patient, one.source, one.converted)
+                if one.ready_fence is not None:
+                    one.ready_fence()
+                backend.begin_sum(one.wire, one.wait_for_peers, one.source, one.converted)
                 begun += 1
             if backend.end_sum(self._is_queued if begun < backend.in_flight else _never):
                 begun -= 1

@@ -6,8 +6,8 @@ every chunk to all. The owner of a chunk converts it in between. Where sums are 
 are gathered instead, and each member converts all.
 
 Either way each element has one owner, which counts it. What all owners have counted is summed over the members as the
-last thing of a reduction, the *witness*: it says whether the sums were those of what the members put in, and what the
-results must be.
+last thing of a reduction, the *check vector*: it says whether the sums were those of what the members put in, and what
+the results must be.
 
 The communicators know no number formats: :mod:`spare_megatron.exact_sum.sum_conversion` has the one that is used.
 """
@@ -52,8 +52,8 @@ class ConversionTally(Protocol):
     def compiled(self, tensor: int, dtype: torch.dtype) -> CompiledConversion | None:
         """:meth:`convert` of a tensor of sums of ``dtype``, all of it owned; None where it is not compiled."""
 
-    def witness(self) -> torch.Tensor:
-        """What this member adds to the witness: int64, of :attr:`Conversion.witness_size` elements."""
+    def check_vector(self) -> torch.Tensor:
+        """What this member adds to the check vector: int64, of :attr:`Conversion.check_vector_size` elements."""
 
 
 class Conversion(Protocol):
@@ -68,8 +68,8 @@ class Conversion(Protocol):
         """The dtype of the results."""
 
     @property
-    def witness_size(self) -> int:
-        """Elements of the witness; the same on every member."""
+    def check_vector_size(self) -> int:
+        """Elements of the check vector; the same on every member."""
 
     def begin(self) -> ConversionTally:
         """Begin an attempt, in which nothing is counted yet. An earlier one may still be in the hands of a thread."""
@@ -99,4 +99,4 @@ def results_of(conversion: Conversion | None, sums: Sequence[torch.Tensor]) -> l
     results = [torch.empty_like(one, dtype=conversion.dtype) for one in sums[:number]]
     for tensor, (total, result) in enumerate(zip(sums[:number], results, strict=True)):
         tally.convert(tensor, 0, total, None, result, True)
-    return [*results, *(one.clone() for one in sums[number:]), tally.witness()]
+    return [*results, *(one.clone() for one in sums[number:]), tally.check_vector()]

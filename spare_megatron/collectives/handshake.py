@@ -1,15 +1,15 @@
 """The first words on a connection between two ranks: each proves that it knows the job's token, and says who it is.
 
 Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` and :mod:`spare_megatron.transfer` have the
-sockets. The side that accepts speaks at once, whoever calls: a *challenge*, 16 random bytes, so that the caller hears
-it even where its own words are lost. The caller sends its *call*: who calls whom, in which life and epoch, for what,
-with a challenge of its own. Then the callee proves itself, and only then the caller. A proof is a keyed hash
-(HMAC-SHA256) of both challenges, the call and the prover's part in it, so none can be used again on another connection,
-for another call or by the other side. Nothing secret is sent, and what comes from a peer that has not proved itself is
-never read as anything but these words.
+sockets. The side that accepts speaks at once, whoever calls: a *challenge*, 16 random bytes, so that the caller
+receives it even where its own words are lost. The caller sends its *call*: who calls whom, in which job attempt and
+epoch, for what, with a challenge of its own. Then the callee proves itself, and only then the caller. A proof is a
+keyed hash (HMAC-SHA256) of both challenges, the call and the prover's part in it, so none can be used again on another
+connection, for another call or by the other side. Nothing secret is sent, and what comes from a peer that has not
+proved itself is never read as anything but these words.
 
-This keeps out processes that do not know the token, and those of another life, position or incarnation. It does not
-hide what is sent.
+This keeps out processes that do not know the token, and those of another job attempt, position or incarnation. It does
+not hide what is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ PROOF_BYTES = 32
 _VERSION = 2
 """Of these words and of the beats that follow them."""
 _CALL = struct.Struct("!16scBIQIIIIII")
-"""Challenge, kind, version, life, epoch, number, position, group and incarnation of the caller, then of the callee."""
+"""Challenge, kind, version, job attempt, epoch, number, position, group and incarnation of the caller, then of the
+callee."""
 CALL_BYTES = _CALL.size
 STRANGERS_MAX = 64
 """The most accepted connections of a listener that have not proved themselves; the oldest ones are closed first."""
@@ -55,7 +56,7 @@ class Identity:
     member: Member
     position: int = 0
     """This rank's position in its group; only ranks of one position speak with each other."""
-    life: int = 1
+    job_attempt: int = 1
     token: str = ""
 
     @property
@@ -71,7 +72,7 @@ class Call:
     kind: bytes
     """DATA or CONTROL, between ring neighbours; STATE, from a learner to a donor; STORE, from a rank to its group's
     store, which position 0 serves. A store has no rank that calls it: all ranks call as that position."""
-    life: int
+    job_attempt: int
     epoch: int
     """The caller's epoch; 0 for STATE and STORE."""
     number: int
@@ -91,20 +92,22 @@ def challenge() -> bytes:
 def pack_call(call: Call) -> bytes:
     """A call as it is sent."""
     members = (call.caller.group, call.caller.incarnation, call.callee.group, call.callee.incarnation)
-    return _CALL.pack(call.challenge, call.kind, _VERSION, call.life, call.epoch, call.number, call.position, *members)
+    return _CALL.pack(
+        call.challenge, call.kind, _VERSION, call.job_attempt, call.epoch, call.number, call.position, *members
+    )
 
 
 def read_call(words: bytes) -> Call | None:
     """The inverse of :func:`pack_call`; None where these are no such words."""
-    known, kind, version, life, epoch, number, position, *members = _CALL.unpack(words)
+    known, kind, version, job_attempt, epoch, number, position, *members = _CALL.unpack(words)
     if version != _VERSION or kind not in (DATA, CONTROL, STATE, STORE):
         return None
-    return Call(kind, life, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
+    return Call(kind, job_attempt, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
 
 
 def is_for(call: Call, me: Identity) -> bool:
-    """Whether a call is meant for this rank, of this life."""
-    return (call.life, call.position, call.callee) == (me.life, me.position, me.member)
+    """Whether a call is meant for this rank, of this job attempt."""
+    return (call.job_attempt, call.position, call.callee) == (me.job_attempt, me.position, me.member)
 
 
 def proof(key: bytes, who: str, call: bytes, challenged: bytes) -> bytes:

@@ -2,7 +2,7 @@
 connection is accepted beside a thread that trains.
 
 Half of such connections have sent random bytes or hung up by the time they are accepted, and are closed before anything
-is made for them: with 200 a second, half of them without a word, 0.16 instead of 0.22 ms of CPU time for each.
+is made for them: with 200 a second, half of them without a message, 0.16 instead of 0.22 ms of CPU time for each.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class GradientReduction(Protocol):
 
     def encode(self, accumulator: torch.Tensor, wire: torch.Tensor) -> None:
         """Fill ``wire`` from ``accumulator``, which is never written. Does not wait for a device: whoever sends it
-        does (:meth:`~spare_megatron.collectives.buckets.Buffers.settled`)."""
+        does (:meth:`~spare_megatron.collectives.buckets.Buffers.ready_fence`)."""
 
     def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:
         """Fill ``result`` from the sum. Both are the same memory when dtype and device are equal. Does not wait for a
@@ -100,7 +100,7 @@ class Reduction:
     """Some member may begin before it has computed everything. So the scalars, which are known last, travel last, and a
     member's silence is no error. Must be the same on every member, also on those that have computed everything."""
     conversion: Conversion | None = None
-    """What the sums of the first tensors become; the witness follows the results."""
+    """What the sums of the first tensors become; the check vector follows the results."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class ReduceOutcome:
     stale: bool
     """The epoch ended meanwhile, so there is no result, and no error to vote about."""
     tensors: tuple[torch.Tensor, ...] = ()
-    """The results, and last the witness where there is one; in buffers of the communicators, valid until the next
+    """The results, and last the check vector where there is one; in buffers of the communicators, valid until the next
     reduction begins."""
     scalars: Mapping[str, float] = field(default_factory=dict)
     error: str = ""

@@ -2,7 +2,7 @@
 
 The order of a communicator's operations is fixed: a header with the layout's digest, the buckets of the tensors in
 their order, where reductions may overlap what computes the tensors (:attr:`Reduction.overlapped`) a second header with
-the scalars, and, where sums are converted, the witness. So members need not agree on when a bucket leaves, nor on
+the scalars, and, where sums are converted, the check vector. So members need not agree on when a bucket leaves, nor on
 whether they overlap at all: one may send buckets from the middle of its backward pass to another that has long
 finished.
 
@@ -29,10 +29,10 @@ STALE_POLL_S = 0.05
 VIEW_GRACE_S = 0.2
 """How long a failed attempt waits for the view that explains the failure. A lost connection is most often the first
 sign of a newer epoch: the member that learns of it first drops the old communicator (protocol rule 5), and the
-coordinator knows of a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
-MUTE_GRACE_S = 0.05
-"""How long a failed attempt waits where a link is mute, which no view explains: until all members have told each other
-what they know of their links."""
+coordinator has seen a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
+SILENT_GRACE_S = 0.05
+"""How long a failed attempt waits where a link is silent, which no view explains: until all members have informed each
+other what they know of their links."""
 QUIET_GRACE_S = 0.2
 """How long an attempt waits for the buffers of an operation that was given up, which are most often free within
 milliseconds, before it makes a second set."""
@@ -88,8 +88,8 @@ class OpenReduction:
         self._sources: list[torch.Tensor | None] = []
         """Of each encoded bucket the accumulator that is summed as it is; None where the wire buffer holds a copy."""
         self._tally = None if request.conversion is None else request.conversion.begin()
-        self._witness = 0
-        """The communicator's number of the witness; 0 before that is sent."""
+        self._check_vector = 0
+        """The communicator's number of the check vector; 0 before that is sent."""
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
@@ -149,7 +149,7 @@ class OpenReduction:
     def _results(self) -> tuple[torch.Tensor, ...]:
         if self._buffers is None:
             return ()
-        return self._buffers.results if self._tally is None else (*self._buffers.results, self._buffers.witness)
+        return self._buffers.results if self._tally is None else (*self._buffers.results, self._buffers.check_vector)
 
     def _try(self, work: Callable[[], None]) -> None:
         try:
@@ -190,7 +190,7 @@ class OpenReduction:
         communicator = self._communicator
         if self._received < len(self._layout.buckets) or self._sums is None or communicator is None:
             return False
-        return self._tally is None or (0 < self._witness <= communicator.done)
+        return self._tally is None or (0 < self._check_vector <= communicator.done)
 
     def _seen(self) -> tuple[object, ...]:
         """The state that this reduction waits for: when it changes, the reduction may go on."""
@@ -219,7 +219,7 @@ class OpenReduction:
             if self._members_agree(communicator, self._buffers):
                 self._send(communicator, self._buffers)
                 self._receive(communicator, self._buffers)
-                self._bear_witness(communicator, self._buffers)
+                self._reduce_check_vector(communicator, self._buffers)
             if self._received == before:  # else there is room for others
                 return
 
@@ -229,8 +229,8 @@ class OpenReduction:
                 raise StaleError
             if communicator.error:
                 self._failed_s = self._failed_s or time.monotonic()
-                mute = any(link.mute for link in communicator.links)
-                if time.monotonic() - self._failed_s > (MUTE_GRACE_S if mute else VIEW_GRACE_S):
+                silent = any(link.silent for link in communicator.links)
+                if time.monotonic() - self._failed_s > (SILENT_GRACE_S if silent else VIEW_GRACE_S):
                     raise FailedError(communicator.cause)
                 return False
             return communicator.ready
@@ -246,7 +246,7 @@ class OpenReduction:
                 return None
             buffers = self._pool.take(self._layout, communicator)
         buffers.header.write({} if self._request.overlapped else self._scalars or {})
-        self._lead = communicator.submit(buffers.header.values, patient=True, settled=buffers.settled())
+        self._lead = communicator.submit(buffers.header.values, wait_for_peers=True, ready_fence=buffers.ready_fence())
         return buffers
 
     def _encode(self, buffers: Buffers, communicator: Communicator) -> None:
@@ -288,17 +288,17 @@ class OpenReduction:
     def _send(self, communicator: Communicator, buffers: Buffers) -> None:
         """Submit the buckets that are encoded, and after the last one the scalars of an overlapped reduction, in which
         members may still compute between two buckets."""
-        patient = self._request.overlapped
-        settled = buffers.settled() if self._sent < self._encoded else None
+        wait_for_peers = self._request.overlapped
+        ready_fence = buffers.ready_fence() if self._sent < self._encoded else None
         while self._sent < self._encoded:
             number = self._sent
             converted = self._by_owners(number, communicator, buffers)
-            communicator.submit(buffers.wire(number), patient, settled, self._sources[number], converted)
+            communicator.submit(buffers.wire(number), wait_for_peers, ready_fence, self._sources[number], converted)
             self._sent += 1
         last = self._sent == len(self._layout.buckets)
         if last and self._request.overlapped and self._scalars is not None and self._tail is None:
             self._tail = buffers.tail = Header.of(self._scalars, buffers.header.values)
-            communicator.submit(self._tail.values, patient, buffers.settled())
+            communicator.submit(self._tail.values, wait_for_peers, buffers.ready_fence())
 
     def _receive(self, communicator: Communicator, buffers: Buffers) -> None:
         buckets = self._layout.buckets
@@ -339,15 +339,17 @@ class OpenReduction:
             if start < stop:
                 self._tally.convert(bucket.tensor, bucket.start + start, sums[part], None, result[part], owned)
 
-    def _bear_witness(self, communicator: Communicator, buffers: Buffers) -> None:
-        """Send what this member says of the sums, when it has all of them. It waits for the others' training threads,
-        and whether these go on the control plane knows: silence is no error."""
-        if self._tally is None or self._witness or self._received < len(self._layout.buckets):
+    def _reduce_check_vector(self, communicator: Communicator, buffers: Buffers) -> None:
+        """Send what this member reports of the sums, when it has all of them. It waits for the others' training
+        threads, and whether these go on the control plane knows: silence is no error."""
+        if self._tally is None or self._check_vector or self._received < len(self._layout.buckets):
             return
         if self._request.overlapped and self._tail is None:
             return
-        buffers.witness.copy_(self._tally.witness())
-        self._witness = communicator.submit(buffers.witness, patient=True, settled=buffers.settled())
+        buffers.check_vector.copy_(self._tally.check_vector())
+        self._check_vector = communicator.submit(
+            buffers.check_vector, wait_for_peers=True, ready_fence=buffers.ready_fence()
+        )
 
 
 def _owners_convert(communicator: Communicator, buffers: Buffers) -> bool:

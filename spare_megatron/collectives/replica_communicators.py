@@ -97,7 +97,7 @@ class ReplicaCommunicators:
             )
         if backend == "nccl" and not dist.is_nccl_available():
             raise ConfigError("this torch has no NCCL; use --spare-comm gloo, or a torch that is built for CUDA")
-        compiled_ring()  # refused here, where somebody hears of it
+        compiled_ring()  # refused here, where somebody learns of it
         self._me = me
         self._kind = backend
         self._device = torch.device(device)
@@ -121,7 +121,7 @@ class ReplicaCommunicators:
         self._current: Communicator | None = None
         self._given_up: list[Communicator] = []
         self._suspects: frozenset[int] = frozenset()
-        """Groups whose link to this one was mute in the epoch before."""
+        """Groups whose link to this one was silent in the epoch before."""
         wire_device = self._device if backend == "nccl" else torch.device("cpu")
         self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
         _close_at_exit(self)
@@ -273,7 +273,7 @@ class ReplicaCommunicators:
                 self._given_up.append(old)
         if old is not None:
             self._suspects = frozenset(
-                link.sender for link in old.links if link.mute and link.receiver == self._me.member.group
+                link.sender for link in old.links if link.silent and link.receiver == self._me.member.group
             )
         return old
 

@@ -1,4 +1,4 @@
-"""What one rank knows of its ring in one epoch, for its owner thread and the thread that listens to the neighbours."""
+"""What one rank has seen its ring in one epoch, for its owner thread and the thread that listens to the neighbours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 
 from spare_megatron.collectives.backend import Seat
-from spare_megatron.collectives.hearing import LEFT, RIGHT, Hearing, Traffic
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT, LinkMonitor, Traffic
 from spare_megatron.protocol.messages import Link
 
 _TCP_INFO = struct.Struct("8x44xI")
@@ -18,7 +18,7 @@ _TCP_INFO = struct.Struct("8x44xI")
 
 
 def _nobody() -> None:
-    """Who is told where nobody listens."""
+    """The receiver where nobody listens."""
 
 
 class RingEpoch:
@@ -34,7 +34,7 @@ class RingEpoch:
     ) -> None:
         """
         Args:
-            suspects: ranks whose link to this one was mute in the epoch before.
+            suspects: ranks whose link to this one was silent in the epoch before.
             tell: called without a lock, from any thread, when ``formed`` or ``over`` has changed.
         """
         self.seat, self.traffic, self.tell = seat, Traffic(), tell
@@ -46,45 +46,45 @@ class RingEpoch:
         """A descriptor that becomes readable, for good, when this epoch is over for this member; -1 until the owner has
         a use for it."""
         self._timeout_s, self._suspects = timeout_s, suspects
-        self._told = (False, False)
-        self._hearing: Hearing | None = None
+        self._published = (False, False)
+        self._monitor: LinkMonitor | None = None
         self._why = ""
 
     @property
     def over(self) -> str:
         """Why this member can sum no more in this epoch; empty while it can."""
-        return (self._hearing.over if self._hearing is not None else "") or self._why
+        return (self._monitor.over if self._monitor is not None else "") or self._why
 
     @property
     def evidence(self) -> frozenset[Link]:
         """What is known about links, in ranks."""
-        return self._hearing.links if self._hearing is not None else frozenset()
+        return self._monitor.links if self._monitor is not None else frozenset()
 
     @property
     def version(self) -> int:
         """Grows when there is more evidence to tell the neighbours."""
-        return self._hearing.version if self._hearing is not None else 0
+        return self._monitor.version if self._monitor is not None else 0
 
     def begin(self, now_s: float) -> None:
         """Listen from now on."""
         seat = self.seat
-        self._hearing = Hearing(seat.rank, seat.size, self._timeout_s, self._suspects, now_s)
+        self._monitor = LinkMonitor(seat.rank, seat.size, self._timeout_s, self._suspects, now_s)
 
     @property
-    def hearing(self) -> Hearing:
-        """What is heard of the neighbours, once the epoch has begun."""
-        assert self._hearing is not None, "a neighbour speaks before the epoch began"
-        return self._hearing
+    def monitor(self) -> LinkMonitor:
+        """What is learned of the neighbours, once the epoch has begun."""
+        assert self._monitor is not None, "a neighbour speaks before the epoch began"
+        return self._monitor
 
     def look(self, now_s: float, left: socket.socket | None) -> None:
         """Judge the links after time has passed; ``left``: the connection on which data comes."""
-        self.hearing.look(self.traffic, now_s, _data_age_s(left) if left is not None else math.inf)
+        self.monitor.look(self.traffic, now_s, _data_age_s(left) if left is not None else math.inf)
 
     def give_up(self, why: str) -> None:
         """Give the epoch up, unless it is given up already, and wake its owner."""
         self._why = self._why or why
-        if self._hearing is not None:
-            self._hearing.give_up(why)
+        if self._monitor is not None:
+            self._monitor.give_up(why)
         self.sound()
 
     def arm(self) -> None:
@@ -101,12 +101,12 @@ class RingEpoch:
 
     def changed(self) -> bool:
         """Whether ``tell`` is due, which the caller then calls without the lock."""
-        before, self._told = self._told, (self.formed, bool(self.over))
-        return self._told != before
+        before, self._published = self._published, (self.formed, bool(self.over))
+        return self._published != before
 
     def blamed(self) -> frozenset[int]:
-        """The sides on which a link was mute, in either direction."""
-        seat, links = self.seat, [link for link in self.evidence if link.mute]
+        """The sides on which a link was silent, in either direction."""
+        seat, links = self.seat, [link for link in self.evidence if link.silent]
         if not links:
             return frozenset()
         sides = {LEFT: (seat.rank - 1) % seat.size, RIGHT: (seat.rank + 1) % seat.size}
@@ -114,7 +114,7 @@ class RingEpoch:
         return frozenset(side for side, rank in sides.items() if frozenset((seat.rank, rank)) in pairs)
 
     def free(self) -> None:
-        """Close what wakes the owner; nobody is told anything any more."""
+        """Close what wakes the owner; nothing is sent any more."""
         self.tell = _nobody
         if self.alarm >= 0:
             os.close(self.alarm)

@@ -25,7 +25,7 @@ from spare_megatron.collectives.handshake import (
     proves,
     read_call,
 )
-from spare_megatron.collectives.hearing import LEFT, RIGHT, LinkBeat
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.ring_native import Frames
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
@@ -50,9 +50,9 @@ class Line:
         """The number of the call."""
         self.calling = False
         """Whether the connection is still being made."""
-        self.heard = False
+        self.received = False
         """The other side's first words have come."""
-        self.heard_s = born_s
+        self.received_s = born_s
         """When beats came last."""
         self.proven = False
         """The other side has proved that it knows the token and is the peer; only then it is listened to."""
@@ -80,7 +80,7 @@ class Line:
         """Connect and say who calls. Raises OSError where the connection is refused at once."""
         self.side, self.kind, self.epoch, self.number, self.peer = RIGHT, kind, epoch, number, callee
         me = self._me
-        self._call = pack_call(Call(kind, me.life, epoch, number, me.position, me.member, callee, challenge()))
+        self._call = pack_call(Call(kind, me.job_attempt, epoch, number, me.position, me.member, callee, challenge()))
         self.calling = True
         tune(self.sock)
         with contextlib.suppress(BlockingIOError):
@@ -128,7 +128,7 @@ class Line:
             if len(self.inbox) == due:
                 words = bytes(self.inbox)
                 self.inbox.clear()
-                self._hear(words)
+                self._receive(words)
         if self.kind == DATA:
             return True
         more = self._room.receive(self.sock, _READ_BYTES)
@@ -139,13 +139,13 @@ class Line:
         """The length of the words that come next: the challenge and the proof to a caller, the call and the proof to a
         callee."""
         if self.side == RIGHT:
-            return PROOF_BYTES if self.heard else CHALLENGE_BYTES
-        return PROOF_BYTES if self.heard else CALL_BYTES
+            return PROOF_BYTES if self.received else CHALLENGE_BYTES
+        return PROOF_BYTES if self.received else CALL_BYTES
 
-    def _hear(self, words: bytes) -> None:
+    def _receive(self, words: bytes) -> None:
         key = self._me.key
-        if not self.heard:
-            self.heard = True
+        if not self.received:
+            self.received = True
             if self.side == RIGHT:
                 self._challenged = words
             else:
@@ -162,7 +162,7 @@ class Line:
     def _take_call(self, words: bytes) -> None:
         call = read_call(words)
         if call is None or call.kind not in (DATA, CONTROL) or not is_for(call, self._me):
-            raise StrangerError("its call is for another rank or life, or not for a ring")
+            raise StrangerError("its call is for another rank or job attempt, or not for a ring")
         self.kind, self.epoch, self.number, self.peer = call.kind, call.epoch, call.number, call.caller
         self._call = words
 

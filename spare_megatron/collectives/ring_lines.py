@@ -1,8 +1,8 @@
 """All connections of one rank to others: which are polled, which are those to a neighbour, and which are ready.
 
 The two connections of a call live and die together. Where one of them has ended, the other has no use in any later
-epoch, also where it comes only then: the caller, which is never told that nobody reads its data, hears of the end on
-the control connection and calls anew.
+epoch, also where it comes only then: the caller, which is never notified that nobody reads its data, learns of the end
+on the control connection and calls anew.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import CONTROL, DATA, Member
-from spare_megatron.collectives.hearing import LEFT, RIGHT
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT
 from spare_megatron.collectives.ring_line import Line
 
 KINDS = (DATA, CONTROL)
@@ -123,12 +123,13 @@ class RingLines:
         theirs = _newest([line for line in lines if line.side == LEFT], True, seat.epoch)
         return {*(mine.values() if len(mine) == len(KINDS) else ()), *filter(self.whole, theirs.values())}
 
-    def useless(self, seat: Seat, heard_since_s: float, answered: bool) -> set[Line]:
+    def useless(self, seat: Seat, received_since_s: float, answered: bool) -> set[Line]:
         """Of the calls that should be ready in ``seat``: those of which a connection has ended, on which nobody waits,
-        and of this member's own those that were not heard since then, or not ``answered`` in full where that is due."""
+        and of this member's own those that were not received since then, or not ``answered`` in full where that is
+        due."""
         found = set[Line]()
         for line in self.ready(seat):
-            silent = line.side == RIGHT and line.kind == CONTROL and line.heard_s <= heard_since_s
+            silent = line.side == RIGHT and line.kind == CONTROL and line.received_s <= received_since_s
             unanswered = line.side == RIGHT and answered and not line.proven
             if silent or unanswered or (line.kind == DATA and line.proven and line.broken()):
                 found.update(self.of_one_call(line))

@@ -3,7 +3,7 @@
 A rank listens at one address as long as it lives. In each epoch it is connected twice to its right neighbour, which it
 calls, and its left neighbour twice to it: once for data, which the owner of the epoch's communicator moves in frames
 (:mod:`spare_megatron.collectives.frames`), and once for control, which belongs to the thread here. On those both sides
-send the beats of :mod:`spare_megatron.collectives.hearing`, with their epoch, also while no sum is in hand. A
+send the beats of :mod:`spare_megatron.collectives.link_monitor`, with their epoch, also while no sum is in hand. A
 connection stays over epochs while its two ends are neighbours and it is not to blame for the end of an epoch: when a
 member dies, its two neighbours are neighbours of each other, and all other connections stay. What is abandoned with an
 epoch is its operations.
@@ -17,9 +17,9 @@ when the one between them is lost: then nobody has to call anybody. Where the ne
 listens, the right neighbour says in its beats. Such a connection is *ready*: beats keep it alive, and its end or its
 silence means nothing for the epoch; a new one is made with a later beat.
 
-A call may come from a neighbour that is in a later epoch already: it is greeted and waits. Whoever is called hears the
-epoch of the other side in its beats, and knows so whether the other side is *here*. A member that gives up says so on
-its control connections, and only the end of its process closes them.
+A call may come from a neighbour that is in a later epoch already: it is greeted and waits. Whoever is called receives
+the epoch of the other side in its beats, and knows so whether the other side is *here*. A member that gives up says so
+on its control connections, and only the end of its process closes them.
 
 May assume: the addresses are those of the members. Promises: only ``close`` ever waits; what does not prove itself
 (:mod:`spare_megatron.collectives.handshake`) is not listened to, and costs at most STRANGERS_MAX descriptors.
@@ -45,8 +45,8 @@ from spare_megatron.collectives.handshake import (
     Member,
     StrangerError,
 )
-from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.interface import family_of
+from spare_megatron.collectives.link_monitor import BEATS, ENDED_GRACE_S, LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
@@ -93,8 +93,8 @@ class RingLinks:
         """This member's place in it."""
         self._beat_s = self._look_s = 0.0
         """When the next beat is due, and the next look at the links."""
-        self._told = 0
-        """The version of the evidence in the last bye; 0 before there is one."""
+        self._published = 0
+        """The version of the evidence in the last close message; 0 before there is one."""
         self._closing = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         for descriptor in (self._wake, self._listener.fileno()):
@@ -120,7 +120,7 @@ class RingLinks:
                 if present is not None:
                     present.give_up(ENTERS)
                 self._begin(epoch, now_s)
-            changed = epoch.changed() or bool(epoch.over)  # one that was cut before has told nobody yet
+            changed = epoch.changed() or bool(epoch.over)  # one that was cut before has reported nobody yet
         if changed:
             epoch.tell()
 
@@ -171,7 +171,7 @@ class RingLinks:
             if self._present is epoch:
                 if (line := self._lines.pair(side).get(DATA)) is not None:
                     self._lines.end(line)
-                epoch.hearing.end(side, time.monotonic())
+                epoch.monitor.end(side, time.monotonic())
                 self._speak(time.monotonic())
                 self._stir()
 
@@ -202,13 +202,13 @@ class RingLinks:
 
     def _begin(self, epoch: RingEpoch, now_s: float) -> None:
         """Make ``epoch`` the present one, keep what connections it can use, and tell all that listen there. Not before:
-        a neighbour that hears that this member is here, and then an end, takes that for a loss."""
+        a neighbour that receives that this member is here, and then an end, takes that for a loss."""
         self._vacate()
         old, self._seat = self._seat, epoch.seat
         if old is not None and (old.after == epoch.seat.right or old.before == epoch.seat.left):
             self._weed(old, now_s - FRESH / BEATS * self._timeout_s, answered=True)
         left = self._epoch
-        self._present, self._epoch, self._told, self._next = epoch, epoch.seat.epoch, 0, None
+        self._present, self._epoch, self._published, self._next = epoch, epoch.seat.epoch, 0, None
         self._lines.take(epoch.seat)
         epoch.begin(now_s)
         before = self._ready
@@ -234,7 +234,7 @@ class RingLinks:
             self._present = None
 
     def _keep(self, seat: Seat, left: int) -> None:
-        """Close the connections that ``seat`` has no use for, with a farewell of the epoch that was ``left``.
+        """Close the connections that ``seat`` has no use for, with a close message of the epoch that was ``left``.
 
         Of the left neighbour's call one connection may be here and the other still on its way."""
         pairs = {side: self._lines.pair(side, proven=False) for side in (LEFT, RIGHT)}
@@ -245,7 +245,7 @@ class RingLinks:
             blamed = (line.side, line.peer) in self._blamed
             if (blamed or line not in kept) and not early:
                 if line.proven and line.kind == CONTROL:
-                    line.send(pack(left, LinkBeat(0, False, bye=True)))
+                    line.send(pack(left, LinkBeat(0, False, closing=True)))
                 self._forget(line)
         self._blamed = frozenset()
 
@@ -271,10 +271,10 @@ class RingLinks:
             self.ready_calls += 1
             self._dial(after, beat.right_at, at, now_s)
 
-    def _weed(self, seat: Seat, heard_since_s: float, answered: bool = False) -> None:
+    def _weed(self, seat: Seat, received_since_s: float, answered: bool = False) -> None:
         """Let calls go that should be ready in ``seat`` and are of no use. Between two epochs each is to be
         ``answered``: nobody may have to wait for one."""
-        for line in self._lines.useless(seat, heard_since_s, answered):
+        for line in self._lines.useless(seat, received_since_s, answered):
             self._forget(line)
 
     def _dial(self, peer: Member, at: str, epoch: int, now_s: float) -> None:
@@ -324,7 +324,7 @@ class RingLinks:
                 elif (line := self._lines.polled(fd)) is not None:
                     self._attend(line, events, now_s)
             if happened:
-                self._hear_others({fd for fd, _ in happened}, now_s)
+                self._receive_others({fd for fd, _ in happened}, now_s)
             epoch = self._present
             if epoch is not None:
                 self._review(epoch, now_s)
@@ -334,11 +334,11 @@ class RingLinks:
         if changed and epoch is not None:
             epoch.tell()
 
-    def _hear_others(self, heard: set[int], now_s: float) -> None:
+    def _receive_others(self, received: set[int], now_s: float) -> None:
         """Take what came from a neighbour while this thread waited for its turn: it need not be woken for it again."""
         for side in (LEFT, RIGHT):
             line = self._lines.pair(side).get(CONTROL)
-            if line is not None and line.sock.fileno() not in heard:
+            if line is not None and line.sock.fileno() not in received:
                 self._take(line, now_s)
 
     def _wait_s(self) -> float:
@@ -397,11 +397,11 @@ class RingLinks:
             if not self._wanted(line):
                 self._forget(line)
                 return
-            line.heard_s = now_s
-            if line.side == LEFT and not self._is_neighbours(line):  # of a neighbour's call the end is heard
+            line.received_s = now_s
+            if line.side == LEFT and not self._is_neighbours(line):  # of a neighbour's call the end is received
                 for one in self._lines.older(line):
                     self._forget(one)
-            self._say(line)
+            self._send(line)
         if self._present is not None:
             self._greet(self._present, now_s)
         self._listen(line, now_s)
@@ -412,7 +412,7 @@ class RingLinks:
         """Take the beats that have come on a connection that has proved itself, or its end."""
         open_still = line.read()
         if line.inbox:
-            line.heard_s = now_s
+            line.received_s = now_s
             self._listen(line, now_s)
         if not open_still:
             self._end(line, now_s, refused=False)
@@ -436,35 +436,36 @@ class RingLinks:
             if present is None or self._lines.pair(line.side).get(CONTROL) is not line:
                 continue
             if epoch == present.seat.epoch:
-                present.hearing.hear(line.side, beat, now_s)
+                present.monitor.receive(line.side, beat, now_s)
             elif epoch > present.seat.epoch:
-                present.hearing.move_on(line.side, now_s)
+                present.monitor.move_on(line.side, now_s)
             else:
-                present.hearing.alive(line.side, now_s)
+                present.monitor.alive(line.side, now_s)
 
     def _greet(self, epoch: RingEpoch, now_s: float) -> None:
-        """Note which neighbours were heard, and what they said of this epoch before this member was in it."""
+        """Note which neighbours were received, and what they said of this epoch before this member was in it."""
         for side in (LEFT, RIGHT):
             pair = self._lines.pair(side, proven=False)
-            if len(pair) == len(KINDS) and pair[DATA].heard and pair[CONTROL].heard:
-                epoch.hearing.connect(side, now_s)
+            if len(pair) == len(KINDS) and pair[DATA].received and pair[CONTROL].received:
+                epoch.monitor.connect(side, now_s)
             control = self._lines.pair(side).get(CONTROL)
-            if control is not None and control.newest is not None and not epoch.hearing.here(side):
+            if control is not None and control.newest is not None and not epoch.monitor.here(side):
                 at, beat = control.newest
                 if at == epoch.seat.epoch:
-                    epoch.hearing.hear(side, beat, now_s)
+                    epoch.monitor.receive(side, beat, now_s)
 
     def _formed(self, epoch: RingEpoch) -> bool:
-        if not (epoch.hearing.here(LEFT) and epoch.hearing.here(RIGHT)):
+        if not (epoch.monitor.here(LEFT) and epoch.monitor.here(RIGHT)):
             return False
         return all(len(self._lines.pair(side)) == len(KINDS) for side in (LEFT, RIGHT))
 
     def _speak(self, now_s: float) -> None:
-        """Send a beat when it is due; once this member gives up, a bye, and another when there is more evidence."""
+        """Send a beat when it is due; once this member gives up, a close message, and another when there is more
+        evidence."""
         epoch = self._present
         over = epoch is not None and bool(epoch.over)
         due = now_s >= self._beat_s
-        news = epoch is not None and over and self._told != epoch.version
+        news = epoch is not None and over and self._published != epoch.version
         if not due and not news:
             return
         if due:
@@ -472,12 +473,12 @@ class RingLinks:
             self._call(now_s)
             self._call_after(now_s)
         if news and epoch is not None:
-            self._told = epoch.version
+            self._published = epoch.version
         for line in self._lines:
             if line.proven and (self._is_neighbours(line) if news else not line.outbox):
-                self._say(line)
+                self._send(line)
 
-    def _say(self, line: Line) -> None:
+    def _send(self, line: Line) -> None:
         if line.kind == CONTROL:
             line.send(pack(self._epoch, self._beat_for(line)))
 
@@ -485,7 +486,7 @@ class RingLinks:
         epoch = self._present
         if epoch is None or self._lines.pair(line.side).get(CONTROL) is not line:
             return LinkBeat(0, False)
-        beat = epoch.hearing.beat(line.side, epoch.traffic)
+        beat = epoch.monitor.beat(line.side, epoch.traffic)
         return beat if line.side == RIGHT else beat._replace(right_at=epoch.seat.right_at)
 
     def _end(self, line: Line, now_s: float, refused: bool) -> None:
@@ -494,8 +495,8 @@ class RingLinks:
         epoch = self._present
         known = self._lines.pair(line.side).get(line.kind) is line
         refused = refused and self._is_neighbours(line)
-        if epoch is not None and (refused or (known and epoch.hearing.here(line.side))):
-            epoch.hearing.end(line.side, now_s)
+        if epoch is not None and (refused or (known and epoch.monitor.here(line.side))):
+            epoch.monitor.end(line.side, now_s)
         alone = line.side == LEFT and (not line.proven or self._is_neighbours(line))  # the owner may read the other
         for one in [line] if alone else self._lines.of_one_call(line):
             self._forget(one)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
-from spare_megatron.collectives.hearing import Traffic
+from spare_megatron.collectives.link_monitor import Traffic
 from spare_megatron.config import native_code
 from spare_megatron.kernels import native
 

@@ -3,8 +3,8 @@ changing at given points as with its ``--step-batch-size-schedule``.
 
 Megatron's rules (megatron-core's ``num_microbatches_calculator``): with a ramp of ``first, increment, samples`` the
 size grows by ``increment`` in equal shares of ``samples``; with a schedule it is that of the last point that was
-reached. Both are functions of the samples consumed so far. So the size follows from the step alone once a life's first
-step and its consumed samples are known, and no failure can change it.
+reached. Both are functions of the samples consumed so far. So the size follows from the step alone once a job attempt's
+first step and its consumed samples are known, and no failure can change it.
 
 A step whose batch is smaller has fewer pieces of each shard: pieces keep their numbers ``i * K + j`` with the K of the
 full batch; those with j beyond the step's own number are empty, and the last one before them may be short.
@@ -82,21 +82,21 @@ class BatchPlan:
         if self.ramp is None:
             return
         first, increment, samples = self.ramp
-        said = f"--rampup-batch-size {first} {increment} {samples}"
+        reported = f"--rampup-batch-size {first} {increment} {samples}"
         if first < 1 or increment < 1 or samples < 1 or first > self.full:
             raise ConfigError(
-                f"{said} does not begin between 1 and --global-batch-size {self.full} and grow from there; "
+                f"{reported} does not begin between 1 and --global-batch-size {self.full} and grow from there; "
                 f"use for example --rampup-batch-size {self.unit} {self.unit} {max(samples, 1)}"
             )
         if (self.full - first) % increment:
             raise ConfigError(
-                f"{said}: from {first} to --global-batch-size {self.full} are {self.full - first} samples, not a "
+                f"{reported}: from {first} to --global-batch-size {self.full} are {self.full - first} samples, not a "
                 f"multiple of the increment {increment}; use an increment that divides {self.full - first}"
             )
         for size in range(first, self.full, increment):
-            self._running(size, said)
+            self._running(size, reported)
 
-    def _running(self, size: int, said: str) -> int:
+    def _running(self, size: int, reported: str) -> int:
         """The batch size that is used where the ramp gives ``size``; ConfigError where there is none."""
         if size % self.unit == 0:
             return size
@@ -104,7 +104,7 @@ class BatchPlan:
             return size // self.unit * self.unit
         advice = "add --decrease-batch-size-if-needed" if size >= self.unit else f"begin at {self.unit}"
         raise ConfigError(
-            f"{said}: the batch size {size} is not a multiple of {self.unit}, the data-parallel ranks x "
+            f"{reported}: the batch size {size} is not a multiple of {self.unit}, the data-parallel ranks x "
             f"--micro-batch-size; use multiples of {self.unit}, or {advice}"
         )
 
@@ -182,17 +182,19 @@ def schedule_points(text: str, seq_length: int) -> tuple[Point, ...]:
         tokens, _, samples = entry.partition(":")
         points.append((_count(tokens, entry) // seq_length, _count(samples, entry)))
     points.sort(key=lambda point: point[0])
-    said = f"{SCHEDULE} '{text}'"
+    reported = f"{SCHEDULE} '{text}'"
     if not points or points[0][0] != 0:
-        raise ConfigError(f"{said} has no batch size for the first step; begin it with 0:SIZE, as in '0:768 250B:1536'")
+        raise ConfigError(
+            f"{reported} has no batch size for the first step; begin it with 0:SIZE, as in '0:768 250B:1536'"
+        )
     for (before, _), (at, _) in pairwise(points):
         if at == before:
             raise ConfigError(
-                f"{said} has two batch sizes from {at} samples of {seq_length} tokens on; leave one of them out"
+                f"{reported} has two batch sizes from {at} samples of {seq_length} tokens on; leave one of them out"
             )
     for at, size in points:
         if size < 1:
-            raise ConfigError(f"{said} has the batch size {size} from {at} samples on, but it must be at least 1")
+            raise ConfigError(f"{reported} has the batch size {size} from {at} samples on, but it must be at least 1")
     return tuple(points)
 
 

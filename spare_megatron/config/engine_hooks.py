@@ -8,7 +8,7 @@ from typing import Protocol
 
 PieceHook = Callable[[str, int], None]
 """Called with ('forward', n) when this rank starts the n-th piece of a run and with ('backward', n) when it is done
-with it; n counts all pieces of the run that are added, also those without samples. Each is told once, even if a
+with it; n counts all pieces of the run that are added, also those without samples. Each is reported once, even if a
 pipeline stage has several chunks (a piece enters and leaves the stage through the first). It is called with ('audit',
 n) at these two moments of the n-th audited piece, and with ('evaluate', n) after the n-th batch of an evaluation."""
 

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 SIGNAL_REASON = "signal"
 """How the reason of a stop begins that a signal asked for; the signal's name follows."""
 PLANNED = "planned restart"
-"""How the reason begins with which a life ends when another one with all groups is to follow."""
+"""How the reason begins with which a job attempt ends when another one with all groups is to follow."""
 
 
 def status_words(status: int) -> str:

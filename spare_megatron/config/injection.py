@@ -34,8 +34,8 @@ class Injection:
     """Number, from 0, of the piece (forward, backward, patch), of the bucket (reduce), of what a group that joins has
     got (join: the state, then each result, then membership) or else of the occurrence; None: the first that comes."""
     restart: int = 0
-    """Which processes of the group it strikes: those that a life of the job began with (0), or those of the group's
-    first, second, ... restart in a life. So what ended a group does not end it again when it is back."""
+    """Which processes of the group it strikes: those that a job attempt began with (0), or those of the group's
+    first, second, ... restart in a job attempt. So what ended a group does not end it again when it is back."""
     seconds: float = 0.0
     """Length of the delay, for kind 'slow' at a point."""
     factor: float = 1.0

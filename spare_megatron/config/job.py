@@ -33,7 +33,7 @@ class JobDescription:
     global_batch_size: int = 0
     seq_length: int = 0
     consumed_samples: int = 0
-    """Samples consumed before the first step of this life."""
+    """Samples consumed before the first step of this job attempt."""
     state_shards: int = 0
     """S: into how many shards the optimizer's state of each rank position is cut; 0: it is not."""
     batch_phases: tuple[tuple[int, int, int], ...] = ()
@@ -42,7 +42,7 @@ class JobDescription:
     pieces_per_shard: int = 0
     """K of the full batch; used only where the batch size changes."""
     exit_duration_s: float = 0.0
-    """Time from the start of a life after which the job saves and leaves; 0: no limit."""
+    """Time from the start of a job attempt after which the job saves and leaves; 0: no limit."""
     world_size: int = 0
     device: str = "cpu"
     """The kind of device on which the ranks compute: 'cpu' or 'cuda'."""
@@ -79,7 +79,7 @@ class JobDescription:
         return bool(self.tensorboard_dir or self.wandb_project or self.otel_enabled)
 
     def batch_schedule(self, first_step: int) -> BatchSchedule:
-        """The batch size of each step of a life that starts from the state after ``first_step``."""
+        """The batch size of each step of a job attempt that starts from the state after ``first_step``."""
         return BatchSchedule(self.batch_phases or ((first_step + 1, self.consumed_samples, self.global_batch_size),))
 
     @property

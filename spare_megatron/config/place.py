@@ -39,11 +39,11 @@ class Place:
     """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
     group_size: int = 1
     """M: ranks of the group."""
-    life: int = 1
+    job_attempt: int = 1
     """How often the launcher has started the whole job; above 1, the last good checkpoint is loaded."""
     restarts: int = 0
-    """How often the launcher has started the group again in this life, up to this time; 0 for the ranks that the life
-    began with."""
+    """How often the launcher has started the group again in this job attempt, up to this time; 0 for the ranks that the
+    job attempt began with."""
     tls_dir: str = ""
     """Directory of ca.pem, cert.pem and key.pem, with which the control plane uses mutual TLS; empty: it does not."""
     local_rank: int = 0
@@ -173,7 +173,7 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         launcher=environ.get(LENT_TO) or hint.launcher,
         lent=LENT_TO in environ,
         group_size=group_size,
-        life=number(environ, "SPARE_LIFE") or 1,
+        job_attempt=number(environ, "SPARE_LIFE") or 1,
         restarts=restarts,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=_local_rank(environ, hint.launcher),

@@ -156,18 +156,18 @@ class _TokenCheck(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return await continuation(details)
 
         async def refuse(_: Any, context: grpc.aio.ServicerContext) -> None:
-            self._say_once(context.peer())
+            self._announce_once(context.peer())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the job token is wrong or missing")
 
         # As a stream, whatever the caller calls it: gRPC reads a message of a stream when the handler asks for it, and
         # this one asks for none. A unary call's message is read, copied and parsed before its handler runs.
         return grpc.stream_stream_rpc_method_handler(refuse)
 
-    def _say_once(self, peer: str) -> None:
+    def _announce_once(self, peer: str) -> None:
         host = peer.rpartition(":")[0]
         if host not in self._refused and len(self._refused) < REFUSED_MAX:
             self._refused.add(host)
-            log.warning("a caller at %s has no token of this job, or another one, and is not heard", peer)
+            log.warning("a caller at %s has no token of this job, or another one, and is not received", peer)
 
 
 StreamHandler = Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
@@ -196,7 +196,9 @@ async def serve(
     }
     for name, (request, handler) in (unary or {}).items():
         handlers[name] = grpc.unary_unary_rpc_method_handler(
-            handler, request_deserializer=request.FromString, response_serializer=lambda told: told.SerializeToString()
+            handler,
+            request_deserializer=request.FromString,
+            response_serializer=lambda reported: reported.SerializeToString(),
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
     try:

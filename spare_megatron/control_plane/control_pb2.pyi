@@ -69,7 +69,7 @@ class GroupReport(_message.Message):
     def __init__(self, then: _Optional[_Iterable[_Union[GroupReport, _Mapping]]] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., rank_closed: _Optional[_Union[RankClosed, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., withdrawn: _Optional[_Union[Withdrawn, _Mapping]] = ..., runs_out: _Optional[_Union[RunsOut, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., hosts: _Optional[_Union[Hosts, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("group", "incarnation", "fingerprint", "last_applied", "held", "fencing", "committed", "birth", "replaces")
+    __slots__ = ("group", "incarnation", "fingerprint", "last_applied", "held", "fencing", "committed", "process_nonce", "replaces")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -77,7 +77,7 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     FENCING_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_NONCE_FIELD_NUMBER: _ClassVar[int]
     REPLACES_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
@@ -86,9 +86,9 @@ class Hello(_message.Message):
     held: Integers
     fencing: int
     committed: Integers
-    birth: str
+    process_nonce: str
     replaces: int
-    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., fingerprint: _Optional[str] = ..., last_applied: _Optional[int] = ..., held: _Optional[_Union[Integers, _Mapping]] = ..., fencing: _Optional[int] = ..., committed: _Optional[_Union[Integers, _Mapping]] = ..., birth: _Optional[str] = ..., replaces: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., fingerprint: _Optional[str] = ..., last_applied: _Optional[int] = ..., held: _Optional[_Union[Integers, _Mapping]] = ..., fencing: _Optional[int] = ..., committed: _Optional[_Union[Integers, _Mapping]] = ..., process_nonce: _Optional[str] = ..., replaces: _Optional[int] = ...) -> None: ...
 
 class Arrival(_message.Message):
     __slots__ = ("hello", "ranks", "spec_json", "job_json", "addresses", "serving_at")
@@ -171,14 +171,14 @@ class ParameterChecksum(_message.Message):
     def __init__(self, piece: _Optional[int] = ..., position: _Optional[int] = ..., name: _Optional[str] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class Link(_message.Message):
-    __slots__ = ("sender", "receiver", "mute")
+    __slots__ = ("sender", "receiver", "silent")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    MUTE_FIELD_NUMBER: _ClassVar[int]
+    SILENT_FIELD_NUMBER: _ClassVar[int]
     sender: int
     receiver: int
-    mute: bool
-    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., mute: _Optional[bool] = ...) -> None: ...
+    silent: bool
+    def __init__(self, sender: _Optional[int] = ..., receiver: _Optional[int] = ..., silent: _Optional[bool] = ...) -> None: ...
 
 class ReductionResult(_message.Message):
     __slots__ = ("step", "epoch", "ok", "pieces", "result_digest", "weights_digest", "links", "detail", "corrupt", "checksums", "audits", "parts", "state")
@@ -399,7 +399,7 @@ class RankReport(_message.Message):
     def __init__(self, then: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., arrival: _Optional[_Union[RankArrival, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., reduced: _Optional[_Union[Reduced, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., applied: _Optional[_Union[RankApplied, _Mapping]] = ..., save_request: _Optional[_Union[SaveRequest, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., ready: _Optional[_Union[RankReady, _Mapping]] = ..., caught_up: _Optional[_Union[RankCaughtUp, _Mapping]] = ..., void: _Optional[_Union[RankVoid, _Mapping]] = ..., withdrawn: _Optional[_Union[RankWithdrawn, _Mapping]] = ..., begun: _Optional[_Union[RankBegun, _Mapping]] = ..., opened: _Optional[_Union[RankOpened, _Mapping]] = ...) -> None: ...
 
 class RankArrival(_message.Message):
-    __slots__ = ("group", "incarnation", "position", "fingerprint", "last_applied", "address", "serving_at", "birth", "tickets")
+    __slots__ = ("group", "incarnation", "position", "fingerprint", "last_applied", "address", "serving_at", "process_nonce", "tickets")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -407,7 +407,7 @@ class RankArrival(_message.Message):
     LAST_APPLIED_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     SERVING_AT_FIELD_NUMBER: _ClassVar[int]
-    BIRTH_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_NONCE_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
@@ -416,9 +416,9 @@ class RankArrival(_message.Message):
     last_applied: int
     address: str
     serving_at: str
-    birth: str
+    process_nonce: str
     tickets: int
-    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., position: _Optional[int] = ..., fingerprint: _Optional[str] = ..., last_applied: _Optional[int] = ..., address: _Optional[str] = ..., serving_at: _Optional[str] = ..., birth: _Optional[str] = ..., tickets: _Optional[int] = ...) -> None: ...
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., position: _Optional[int] = ..., fingerprint: _Optional[str] = ..., last_applied: _Optional[int] = ..., address: _Optional[str] = ..., serving_at: _Optional[str] = ..., process_nonce: _Optional[str] = ..., tickets: _Optional[int] = ...) -> None: ...
 
 class RankBegun(_message.Message):
     __slots__ = ("number",)
@@ -535,12 +535,12 @@ class Order(_message.Message):
     def __init__(self, then: _Optional[_Iterable[_Union[Order, _Mapping]]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., fenced: _Optional[_Union[Fenced, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., save_accepted: _Optional[_Union[SaveAccepted, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., neighbour: _Optional[_Union[Neighbour, _Mapping]] = ..., donors: _Optional[_Union[Donors, _Mapping]] = ..., tickets: _Optional[_Union[Tickets, _Mapping]] = ..., asked: _Optional[_Union[Asked, _Mapping]] = ...) -> None: ...
 
 class Tickets(_message.Message):
-    __slots__ = ("first", "words")
+    __slots__ = ("first", "entries")
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     first: int
-    words: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, first: _Optional[int] = ..., words: _Optional[_Iterable[int]] = ...) -> None: ...
+    entries: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, first: _Optional[int] = ..., entries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReliefAsk(_message.Message):
     __slots__ = ("fencing", "number", "pieces")

@@ -44,7 +44,7 @@ from spare_megatron.control_plane.reports import (
     StepReport,
     StopRequest,
 )
-from spare_megatron.control_plane.ticket_words import stream_of
+from spare_megatron.control_plane.ticket_entries import stream_of
 from spare_megatron.protocol.member import (
     Change,
     Orders,
@@ -117,9 +117,9 @@ class Agent:
         self.setup, self._session, self._opened = setup, session, opened
         self.orders = first_orders(setup.group, setup.incarnation)
         self._neighbour: tuple[tuple[int, int], str] | None = None
-        """The neighbour that was told last, and the address of its rank at this position."""
+        """The neighbour that was announced last, and the address of its rank at this position."""
         self._donors: tuple[int, tuple[str, ...]] = (0, ())
-        """The offer whose donors were told last, and the addresses of their ranks at this position."""
+        """The offer whose donors were announced last, and the addresses of their ranks at this position."""
 
     def take(self, order: pb.Order) -> Change:
         """Apply one order of the coordinator and show the result to the training thread."""
@@ -136,8 +136,8 @@ class Agent:
             self._settle(ConfigError(order.refused.reason))
             return self._end(fenced=order.refused.reason)
         elif kind == "neighbour":
-            told = order.neighbour
-            self._neighbour = (told.group, told.incarnation), told.addresses[0]
+            reported = order.neighbour
+            self._neighbour = (reported.group, reported.incarnation), reported.addresses[0]
         elif kind == "donors":
             self._donors = order.donors.number, tuple(one.values[0] for one in order.donors.serving_at)
         elif kind == "tickets":
@@ -165,7 +165,7 @@ class Agent:
     def _take_view(self, view: View) -> Change:
         wanted, known, right_at = view.neighbour, self._neighbour, ""
         donors_at: tuple[str, ...] = ()
-        # A view that is older than the addresses that were told is not taken: a newer one follows.
+        # A view that is older than the addresses that were announced is not taken: a newer one follows.
         if wanted is not None:
             if known is None or known[0] != wanted:
                 return Change.NONE
@@ -257,8 +257,8 @@ def report_of(message: pb.RankReport) -> RankReport | None:
         return StepReport(message.step_report.step, dict(report))
     if kind not in _REPORTS:
         return None
-    told: RankReport = protobuf_codec.read(getattr(message, kind), _REPORTS[kind])
-    return told
+    reported: RankReport = protobuf_codec.read(getattr(message, kind), _REPORTS[kind])
+    return reported
 
 
 class Follower:
@@ -268,7 +268,7 @@ class Follower:
         """``find`` returns the leader's address, None where it is not known yet; else it is read from the run
         directory."""
         self._agent, self._setup = agent, agent.setup
-        self._birth = secrets.token_hex(8)
+        self._process_nonce = secrets.token_hex(8)
         self._closing = asyncio.Event()
         self._kept: dict[tuple[type, int], pb.RankReport] = {}
         self._last_applied = agent.setup.last_applied
@@ -332,7 +332,7 @@ class Follower:
             last_applied=self._last_applied,
             address=setup.address,
             serving_at=setup.serving_at,
-            birth=self._birth,
+            process_nonce=self._process_nonce,
             tickets=self._agent.orders.stream.end,
         )
         seen = pb.RankReport(seen=pb.Seen(epoch=self._agent.orders.view.epoch))

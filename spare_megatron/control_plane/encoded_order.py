@@ -1,4 +1,4 @@
-"""An order that is encoded before it is written, so that what a thousand groups are told alike is encoded once.
+"""An order that is encoded before it is written, so that what a thousand groups receive alike is encoded once.
 
 The encodings of two messages, one after the other, are the encoding of both merged: of single fields the later value
 counts, repeated ones are joined, messages inside are merged in turn

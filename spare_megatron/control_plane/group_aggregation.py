@@ -1,7 +1,7 @@
 """How a leader turns the reports of its ranks into one report of its group. Pure: no I/O, no clock.
 
 A group votes ok when every rank has reduced the same pieces of the same (step, epoch), and no as soon as one rank
-failed. A group has applied a step, holds a state, or has seen an epoch when its last rank says so.
+failed. A group has applied a step, holds a state, or has seen an epoch when its last rank reports so.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Tally:
 
     def __init__(self, group_size: int) -> None:
         self._ranks = [(0, 0, False)] * group_size
-        self._told = (0, 0, False)
+        self._reported = (0, 0, False)
         self.step = 0
         """The newest step that a rank is in."""
         self._counts = {0: group_size}
@@ -184,8 +184,8 @@ class Tally:
         while self._in_step and not self._counts.get(self._least):
             self._least += 1
         now = (self.step, self.done, self._complete == len(self._ranks))
-        risen = now > self._told and now[1:] > (0, False)
-        self._told = max(now, self._told)
+        risen = now > self._reported and now[1:] > (0, False)
+        self._reported = max(now, self._reported)
         return risen, risen and now[2]
 
     def _count(self, rank: tuple[int, int, bool], change: int) -> None:

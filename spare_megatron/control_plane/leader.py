@@ -5,10 +5,10 @@ passes the coordinator's orders on to them unchanged (of a neighbour's and of do
 its position), writes the ticket stream that they compute by (:mod:`spare_megatron.control_plane.ticket_issuer`), and
 merges their reports and beats into one (:mod:`spare_megatron.control_plane.group_aggregation`,
 :mod:`spare_megatron.control_plane.learner_reports`, :mod:`spare_megatron.control_plane.shard_reports`,
-:mod:`spare_megatron.control_plane.rank_ledger`). The group says Hello when all its ranks have connected. So the
+:mod:`spare_megatron.control_plane.rank_ledger`). The group sends Hello when all its ranks have connected. So the
 coordinator has as many clients as there are groups, not as many as there are GPUs.
 
-A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and hears its
+A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and receives its
 training thread directly.
 """
 
@@ -37,7 +37,7 @@ from spare_megatron.control_plane.channel import COORDINATOR, LEADER, serve
 from spare_megatron.control_plane.control_thread import Agent, report_of
 from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, VoteFigures, merge_reports
 from spare_megatron.control_plane.heartbeat_timer import Pulse, leader_interval_s
-from spare_megatron.control_plane.learner_reports import GroupWord, LearnerReports
+from spare_megatron.control_plane.learner_reports import GroupLearnerReport, LearnerReports
 from spare_megatron.control_plane.pace_meter import PaceMeter
 from spare_megatron.control_plane.rank_ledger import RankLedger
 from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream, joined
@@ -53,8 +53,8 @@ from spare_megatron.control_plane.reports import (
     StopRequest,
 )
 from spare_megatron.control_plane.shard_reports import ShardReports
+from spare_megatron.control_plane.ticket_entries import order_of
 from spare_megatron.control_plane.ticket_issuer import TicketIssuer
-from spare_megatron.control_plane.ticket_words import order_of
 from spare_megatron.protocol.codec import job_to_json, spec_to_json
 from spare_megatron.protocol.member import Change
 from spare_megatron.protocol.messages import CaughtUp, GaveBack, Hello, Hosts, Ready, Void, Vote, Withdrawn
@@ -72,8 +72,8 @@ class Leader:
     def __init__(self, agent: Agent, listening: Callable[[str], None] = lambda _: None) -> None:
         """``listening`` is called with the address at which the ranks reach the leader."""
         self._agent, self._setup, self._listening = agent, agent.setup, listening
-        self._birth = secrets.token_hex(8)
-        """The birth of the group's process: a leader lives and dies with position 0, hence with the group."""
+        self._process_nonce = secrets.token_hex(8)
+        """The process nonce of the group's process: a leader lives and dies with position 0, hence with the group."""
         size = self._setup.group_size
         self._alone = size == 1
         self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
@@ -87,7 +87,7 @@ class Leader:
         self._issuer = TicketIssuer(self._setup.spec, job.late_pauses, job.tickets_ahead)
         self._meter = PaceMeter(job.tickets_ahead - 1)
         self._ran_out = (0, 0, False)
-        """Of :attr:`TicketIssuer.runs_out`, what the coordinator was told last."""
+        """Of :attr:`TicketIssuer.runs_out`, what the coordinator received last."""
         self._reported = MinOverRanks(size, -1)
         self._applied = MinOverRanks(size, (-1, -1))
         self._seen = MinOverRanks(size, 0)
@@ -103,8 +103,9 @@ class Leader:
         """Where the ranks of this group listen for their replica rings."""
         self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
         """Where they serve state to learners."""
-        self._births: dict[int, str] = {}
-        """Position -> the birth of the process that has it. A rank that dies ends its group: nobody takes its place."""
+        self._process_nonces: dict[int, str] = {}
+        """Position -> the process nonce of the process that has it. A rank that dies ends its group: nobody takes its
+        place."""
         if self._alone:
             self._reported.add(0, self._setup.last_applied)
         self._security = self._setup.security
@@ -147,7 +148,7 @@ class Leader:
 
     def post(self, report: RankReport) -> None:
         """Take a report of the training thread of a group's only rank."""
-        self._hear(0, report)
+        self._receive(0, report)
 
     def wants(self, complete: bool) -> bool:
         """Whether :meth:`nudge` would bring the next heartbeat forward."""
@@ -155,7 +156,7 @@ class Leader:
 
     def nudge(self) -> None:
         """Note that the training thread of a group's only rank has done a piece."""
-        self._hear_beat(0, self._agent.beat())
+        self._receive_beat(0, self._agent.beat())
 
     def close(self) -> None:
         """Let the ranks receive their last orders, and end the group's stream to the coordinator; :meth:`run` then
@@ -188,7 +189,7 @@ class Leader:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
             return
         position = first.arrival.position
-        if self._births.setdefault(position, first.arrival.birth) != first.arrival.birth:
+        if self._process_nonces.setdefault(position, first.arrival.process_nonce) != first.arrival.process_nonce:
             reason = f"{self._who(first.arrival)} is there already, as another process"
             await context.write(pb.Order(fenced=pb.Fenced(reason=reason)))
             return
@@ -205,9 +206,9 @@ class Leader:
         listener = asyncio.create_task(self._listen(position, context, orders))
         try:
             while (order := await orders.get()) is not None:
-                for told in (order, *order.then):
-                    if told.HasField("tickets"):
-                        failpoints.hit_message("order", told)
+                for reported in (order, *order.then):
+                    if reported.HasField("tickets"):
+                        failpoints.hit_message("order", reported)
                 await context.write(order)
         finally:
             listener.cancel()
@@ -242,14 +243,14 @@ class Leader:
         self._reported.add(position, arrival.last_applied)
         if self._welcome is not None:
             orders.put_nowait(self._welcome)
-        for told in (self._neighbour, self._donors):
-            if told is not None:
-                orders.put_nowait(_of_position(told, position))
+        for reported in (self._neighbour, self._donors):
+            if reported is not None:
+                orders.put_nowait(_of_position(reported, position))
         tickets = order_of(self._issuer.kept.since(arrival.tickets))
         if self._agent.orders.version:
             present = self._present()
-            for told in (tickets, present) if self._agent.orders.over else (present, tickets):
-                orders.put_nowait(told)
+            for reported in (tickets, present) if self._agent.orders.over else (present, tickets):
+                orders.put_nowait(reported)
         if back:
             self._stream.send(pb.GroupReport(rank_closed=pb.RankClosed(position=position, closed=False)))
         elif len(self._ranks) == self._setup.group_size:
@@ -267,13 +268,13 @@ class Leader:
     def _listen_to(self, position: int, message: pb.RankReport) -> None:
         kind = message.WhichOneof("kind")
         if kind == "beat":
-            self._hear_beat(position, message.beat)
+            self._receive_beat(position, message.beat)
         elif kind == "seen":
             self._saw(position, message.seen.epoch)
         else:
             report = report_of(message)
             if report is not None:
-                self._hear(position, report)
+                self._receive(position, report)
 
     def _closed(self, position: int, orders: asyncio.Queue[pb.Order | None]) -> None:
         if self._ranks.get(position) is not orders:
@@ -291,7 +292,7 @@ class Leader:
     def _issue(self, words: TicketStream, behind: pb.Order | None = None) -> None:
         """Tell all ranks these words of the ticket stream; as one message with the order from which they follow."""
         orders = [] if behind is None else [behind]
-        if words.words:
+        if words.entries:
             orders.append(order_of(words))
             if self._alone:
                 self._agent.take(orders[-1])
@@ -300,23 +301,24 @@ class Leader:
 
     def _pass_end(self, order: pb.Order) -> None:
         """Pass on that the job is over, behind a pause for those that compute."""
-        self._issue(self._issuer.told(self._agent.orders.view, over=True))
+        self._issue(self._issuer.reported(self._agent.orders.view, over=True))
         self._pass_on(order)
 
     def _pass_on(self, order: pb.Order) -> None:
         for position, orders in self._ranks.items():
             orders.put_nowait(_of_position(order, position))
 
-    # -------------------------------------------------------------------------------------- what the ranks have said
+    # -------------------------------------------------------------------------------------- what the ranks have
+    # reported
 
-    def _hear(self, position: int, report: RankReport) -> None:
+    def _receive(self, position: int, report: RankReport) -> None:
         """Take one rank's report; the group's is sent to the coordinator once this one decides it."""
         if isinstance(report, Reduced):
             ballot = self._ballots.add(position, report)
             if ballot is not None:
                 self._stream.send(self._ballot(*ballot))
         elif isinstance(report, StepReport):
-            self._hear_step_report(position, report)
+            self._receive_step_report(position, report)
         elif isinstance(report, RankApplied):
             if self._applied.add(position, (report.step, report.epoch)):
                 self._stream.send(self._applied_message())
@@ -328,13 +330,13 @@ class Leader:
         elif isinstance(report, RankBegun):
             self._issue(self._issuer.begun(report.number))
             self._meter.note(*self._issuer.begun_of_step, time.monotonic())
-            self._say_if_it_runs_out()
+            self._report_if_it_runs_out()
         elif isinstance(report, RankOpened):
-            self._answer_for(self._shards.hear(position, report, time.monotonic()))
+            self._answer_for(self._shards.receive(position, report, time.monotonic()))
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
-            word = self._learning.hear(position, report)
+            word = self._learning.receive(position, report)
             if word is not None:
                 self._stream.send(_word(word))
 
@@ -344,16 +346,16 @@ class Leader:
             self._stream.send(_word(word))
             self._issue(self._issuer.opened(self._shards.shut(self._agent.orders.view)))
 
-    def _hear_beat(self, position: int, beat: pb.Beat) -> None:
+    def _receive_beat(self, position: int, beat: pb.Beat) -> None:
         """Take one rank's beat; the next heartbeat comes sooner when the group as a whole is further than before."""
-        news, complete = self._ledger.hear(position, beat, time.monotonic())
+        news, complete = self._ledger.receive(position, beat, time.monotonic())
         if news:
             self._pulse.news(complete)
 
-    def _hear_step_report(self, position: int, report: StepReport) -> None:
+    def _receive_step_report(self, position: int, report: StepReport) -> None:
         self._reports.setdefault(report.step, {})[position] = report.report
         if self._reported.add(position, report.step):
-            # All groups say the same; only one need say it at once.
+            # All groups report the same; only one need say it at once.
             speaks = [group for group, _ in self._agent.orders.view.live[:1]] == [self._setup.group]
             self._stream.send(self._step_report(self._reported.reached), waits=not speaks)
             for step in [s for s in self._reports if s <= self._reported.reached - REPORTS_KEPT]:
@@ -407,7 +409,7 @@ class Leader:
             held=self._ballots.held,
             fencing=view.fencing,
             committed=view.committed if view.epoch else None,
-            birth=self._birth,
+            process_nonce=self._process_nonce,
         )
         arrival = pb.Arrival(
             ranks=setup.group_size,
@@ -430,20 +432,20 @@ class Leader:
         return [*greeting, *map(_word, self._learning.again()), *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """Learn one order of the coordinator, and pass it on: a rank that connects from now on is told of it."""
+        """Learn one order of the coordinator, and pass it on: a rank that connects from now on is notified of it."""
         kind = order.WhichOneof("kind")
         change = self._agent.take(order)
         if change is Change.END:
             self._pass_end(order)
         else:
             known, view = change is Change.NONE, self._agent.orders.view
-            for word in self._shards.told(view, time.monotonic()) if kind == "view" and not known else ():
+            for word in self._shards.reported(view, time.monotonic()) if kind == "view" and not known else ():
                 self._stream.send(_word(word))
-            words = TicketStream() if known else self._issuer.told(view, shut=self._shards.shut(view))
+            words = TicketStream() if known else self._issuer.reported(view, shut=self._shards.shut(view))
             self._issue(words, None if kind == "asked" else order)
             if not known and self._issuer.answer is not None:
                 self._stream.send(_word(self._issuer.answer))
-            self._say_if_it_runs_out()
+            self._report_if_it_runs_out()
         if kind == "welcome":
             self._welcome = order
         elif kind == "neighbour":
@@ -451,14 +453,14 @@ class Leader:
         elif kind == "donors":
             self._donors = order
         elif kind in ("view", "commit"):
-            ready = self._learning.told(self._agent.orders.view)
+            ready = self._learning.reported(self._agent.orders.view)
             if ready is not None:
                 self._stream.send(_word(ready))
             self._adopt_view(change)
         elif kind == "save_accepted":
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
 
-    def _say_if_it_runs_out(self) -> None:
+    def _report_if_it_runs_out(self) -> None:
         """Tell the coordinator, once in an epoch, that half of its tickets are begun, and that all are issued."""
         at = self._issuer.runs_out
         if self._setup.job.tickets_ahead and at is not None and at > self._ran_out:
@@ -482,7 +484,7 @@ class Leader:
             await self._pulse.due()
             now_s = time.monotonic()
             if self._alone:
-                self._ledger.hear(0, self._agent.beat(), now_s)
+                self._ledger.receive(0, self._agent.beat(), now_s)
             for word in self._shards.late(now_s):
                 self._answer_for(word)
             if self._shards.is_opening:
@@ -530,7 +532,7 @@ class Leader:
         return order
 
 
-def _word(word: GroupWord | GaveBack | Hosts) -> pb.GroupReport:
+def _word(word: GroupLearnerReport | GaveBack | Hosts) -> pb.GroupReport:
     message, name = pb.GroupReport(), _FIELDS[type(word)]
     protobuf_codec.fill(getattr(message, name), word)
     return message
@@ -550,9 +552,9 @@ def _of_position(order: pb.Order, position: int) -> pb.Order:
     """An order as one rank gets it: of addresses only those that it must know."""
     kind = order.WhichOneof("kind")
     if kind == "neighbour":
-        told = order.neighbour
-        at = [told.addresses[position]]
-        return pb.Order(neighbour=pb.Neighbour(group=told.group, incarnation=told.incarnation, addresses=at))
+        reported = order.neighbour
+        at = [reported.addresses[position]]
+        return pb.Order(neighbour=pb.Neighbour(group=reported.group, incarnation=reported.incarnation, addresses=at))
     if kind == "donors":
         serving_at = [pb.Addresses(values=[one.values[position]]) for one in order.donors.serving_at]
         return pb.Order(donors=pb.Donors(number=order.donors.number, serving_at=serving_at))

@@ -1,8 +1,8 @@
 """The process of a group's leader, and position 0's side of it.
 
-A leader of hundreds of ranks hears thousands of messages a second. In position 0's own process it would take the
+A leader of hundreds of ranks receives thousands of messages a second. In position 0's own process it would take the
 interpreter from the training thread, so it has one of its own: position 0 starts it, and then is one of its ranks, over
-the loopback device. (A group of one rank has nobody to hear and is led in its control thread.) The two live and die
+the loopback device. (A group of one rank has nobody to receive and is led in its control thread.) The two live and die
 together. The kernel kills the leader when the thread that started it ends, position 0's control thread; and position 0
 leaves at once when the leader ends. Either is the loss of the group. A standby, which has no session yet, starts the
 process ahead in its main thread; a rank that was forked by a preloaded parent forks it before it has other threads.
@@ -66,7 +66,7 @@ class FirstFollower:
         lines, pipe = await _reader(process)
         try:
             _write(process, setup_to_json(self._setup).encode() + b"\n")
-            self._address = _told(await lines.readline())
+            self._address = _reported(await lines.readline())
             watch = asyncio.create_task(_watch(lines))
             try:
                 await self._follower.run()
@@ -121,7 +121,7 @@ class ForkedLeader:
 
 LeaderHandle = subprocess.Popen[bytes] | ForkedLeader
 _ahead: list[LeaderHandle] = []
-"""The leader's process that waits to hear what it leads, if there is one."""
+"""The leader's process that waits to receive what it leads, if there is one."""
 
 
 def start_ahead() -> None:
@@ -134,18 +134,18 @@ def start_ahead() -> None:
 def fork_ahead() -> None:
     """The same in a process that has imported all that a leader needs, and has one thread: the leader is forked, and
     imports nothing."""
-    (asked, stdin), (stdout, said) = os.pipe(), os.pipe()
+    (asked, stdin), (stdout, reported) = os.pipe(), os.pipe()
     pid = os.fork()
     if pid:
         os.close(asked)
-        os.close(said)
+        os.close(reported)
         _ahead.append(ForkedLeader(pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")))
         return
     code: object = 1
     try:
         os.dup2(asked, 0)
-        os.dup2(said, 1)
-        for fd in (asked, stdin, stdout, said):
+        os.dup2(reported, 1)
+        for fd in (asked, stdin, stdout, reported):
             os.close(fd)
         show_as([sys.executable, "-m", __name__], os.environ)
         main()
@@ -235,7 +235,7 @@ async def _reader(process: LeaderHandle) -> tuple[asyncio.StreamReader, asyncio.
     return reader, pipe
 
 
-def _told(line: bytes) -> str:
+def _reported(line: bytes) -> str:
     """The leader's address from its first line. Raises ConfigError where it says why it has none."""
     if not line.strip():
         raise RuntimeError("the process of the group's leader ended before it listened")
@@ -279,23 +279,23 @@ class NoTraining:
         """Nobody waits for orders here: the ranks apply them themselves."""
 
     def answer_save(self, step: int, directory: str) -> None:
-        """The rank that asked is told by the order itself."""
+        """The rank that asked is notified by the order itself."""
 
 
 async def _lead(setup: RankSetup) -> None:
     """Lead the group until position 0 closes its session; leave at once where it has ended without that."""
     loop = asyncio.get_running_loop()
     opened: asyncio.Future[None] = loop.create_future()
-    opened.add_done_callback(lambda future: future.exception())  # the ranks are told
-    leader = Leader(Agent(setup, NoTraining(), opened), lambda address: _say({"address": address}))
+    opened.add_done_callback(lambda future: future.exception())  # the ranks are notified
+    leader = Leader(Agent(setup, NoTraining(), opened), lambda address: _send({"address": address}))
 
-    def hear() -> None:
+    def receive() -> None:
         if not os.read(sys.stdin.fileno(), len(_CLOSE)):
             leave_at_once("position 0 is gone")
         loop.remove_reader(sys.stdin.fileno())
         leader.close()
 
-    loop.add_reader(sys.stdin.fileno(), hear)
+    loop.add_reader(sys.stdin.fileno(), receive)
     garbage = asyncio.create_task(collect_in_pauses())
     try:
         await leader.run()
@@ -303,7 +303,7 @@ async def _lead(setup: RankSetup) -> None:
         garbage.cancel()
 
 
-def _say(plain: dict[str, str]) -> None:
+def _send(plain: dict[str, str]) -> None:
     os.write(sys.stdout.fileno(), json.dumps(plain).encode() + b"\n")
 
 
@@ -333,7 +333,7 @@ def main() -> None:
     try:
         asyncio.run(_lead(setup))
     except ConfigError as error:
-        _say({"error": str(error)})
+        _send({"error": str(error)})
         sys.exit(int(ExitCode.BAD_INPUT))
 
 

@@ -1,8 +1,8 @@
-"""How a leader makes one word of the group of what its ranks say as learners and as donors. Pure: no I/O, no clock.
+"""How a leader merges what its ranks report into one report as learners and as donors. Pure: no I/O, no clock.
 
-A group is ready, or has caught up to a step, when its last rank says so; an offer cannot be had, or is served no
-longer, as soon as one rank says so. A rank that could take an offer can take another one whenever that ends, so the
-group is ready again when its view has none. What a connection may have lost and still holds is said again after every
+A group is ready, or has caught up to a step, when its last rank reports so; an offer cannot be had, or is served no
+longer, as soon as one rank reports so. A rank that could take an offer can take another one whenever that ends, so the
+group is ready again when its view has none. What a connection may have lost and still holds is repeated after every
 Hello.
 """
 
@@ -16,8 +16,8 @@ from spare_megatron.control_plane.reports import RankCaughtUp, RankReady, RankVo
 from spare_megatron.protocol.messages import CaughtUp, Ready, Void, Withdrawn
 from spare_megatron.protocol.view import MemberId, View
 
-GroupWord = Ready | CaughtUp | Void | Withdrawn
-RankWord = RankReady | RankCaughtUp | RankVoid | RankWithdrawn
+GroupLearnerReport = Ready | CaughtUp | Void | Withdrawn
+RankLearnerReport = RankReady | RankCaughtUp | RankVoid | RankWithdrawn
 
 
 @dataclass
@@ -40,41 +40,41 @@ class LearnerReports:
     def __post_init__(self) -> None:
         self._caught_up = MinOverRanks(self.size, (-1, -1))
 
-    def told(self, view: View) -> Ready | None:
+    def reported(self, view: View) -> Ready | None:
         """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
         have been made and have ended without a view that tells of it."""
         self._view = view
         served = {offer.number for offer in view.serves}
-        self._withdrawn = {number: word for number, word in self._withdrawn.items() if number in served}
+        self._withdrawn = {number: report for number, report in self._withdrawn.items() if number in served}
         return self._ready_now()
 
-    def hear(self, position: int, word: RankWord) -> GroupWord | None:
+    def receive(self, position: int, report: RankLearnerReport) -> GroupLearnerReport | None:
         """Take one rank's word; returns the group's if this one decides it."""
-        if isinstance(word, RankReady):
+        if isinstance(report, RankReady):
             self._ready.add(position)
             return self._ready_now()
-        if isinstance(word, RankCaughtUp):
-            return self._hear_caught_up(position, word)
-        detail = f"rank {position}: {word.detail}"
-        if isinstance(word, RankVoid):
-            if self._void is not None and self._void.number >= word.number:
+        if isinstance(report, RankCaughtUp):
+            return self._receive_caught_up(position, report)
+        detail = f"rank {position}: {report.detail}"
+        if isinstance(report, RankVoid):
+            if self._void is not None and self._void.number >= report.number:
                 return None
-            self._void = Void(*self.me, word.number, detail)
+            self._void = Void(*self.me, report.number, detail)
             return self._void
-        if word.number in self._withdrawn:
+        if report.number in self._withdrawn:
             return None
-        self._withdrawn[word.number] = Withdrawn(*self.me, word.number, detail)
-        return self._withdrawn[word.number]
+        self._withdrawn[report.number] = Withdrawn(*self.me, report.number, detail)
+        return self._withdrawn[report.number]
 
-    def again(self) -> Iterable[GroupWord]:
+    def again(self) -> Iterable[GroupLearnerReport]:
         """What still holds by the newest view."""
         ready = self._ready_now()
         if ready is not None:
             yield ready
         offer = self._view.offer if self._view else None
-        for word in (self._last, self._void):
-            if word is not None and offer is not None and word.number == offer.number:
-                yield word
+        for report in (self._last, self._void):
+            if report is not None and offer is not None and report.number == offer.number:
+                yield report
         yield from self._withdrawn.values()
 
     def _ready_now(self) -> Ready | None:
@@ -82,9 +82,9 @@ class LearnerReports:
         learns = view is not None and view.epoch > 0 and not view.is_member and view.offer is None
         return Ready(*self.me) if learns and len(self._ready) == self.size else None
 
-    def _hear_caught_up(self, position: int, word: RankCaughtUp) -> CaughtUp | None:
-        at = word.number, word.step
-        self._digests.setdefault(at, {})[position] = word.weights_digest
+    def _receive_caught_up(self, position: int, report: RankCaughtUp) -> CaughtUp | None:
+        at = report.number, report.step
+        self._digests.setdefault(at, {})[position] = report.weights_digest
         if not self._caught_up.add(position, at):
             return None
         digests = self._digests[self._caught_up.reached]

@@ -1,4 +1,4 @@
-"""What a leader knows of its ranks from their beats, and the one beat of the group that it sends. Pure: time comes in
+"""What a leader has seen its ranks from their beats, and the one beat of the group that it sends. Pure: time comes in
 as an argument.
 
 A group is as far as its last rank, and dead when one rank is. So the beat of a group names two ranks at most, whatever
@@ -16,10 +16,11 @@ from spare_megatron.control_plane.reports import COMPLETE, PHASE_ORDER, WAITING,
 from spare_megatron.runtime.awake_clock import AwakeClock
 
 GAP = 2
-"""How many of its own intervals may lie between two things that a leader hears or does before it counts as a pause."""
+"""How many of its own intervals may lie between two things that a leader receives or does before it counts as a
+pause."""
 LATE = 2
 """A rank is late after a silence of so many heartbeat intervals. Fewer than the three that a heartbeat time-out lasts
-at least, so that the coordinator knows of a silence before it is too long."""
+at least, so that the coordinator has seen a silence before it is too long."""
 _NOWHERE = (math.inf,)
 
 
@@ -31,7 +32,7 @@ class RankLedger:
         self._clock = AwakeClock(now_s, GAP * own_interval_s)
         self._late_s = LATE * interval_s
         self._tally = Tally(group_size)
-        self._heard_s = [now_s] * group_size
+        self._received_s = [now_s] * group_size
         self._moved_s = [now_s] * group_size
         self._beats: list[Beat | None] = [None] * group_size
         self._places: list[tuple[float, ...]] = [_NOWHERE] * group_size
@@ -41,16 +42,16 @@ class RankLedger:
 
     def arrived(self, position: int, now_s: float) -> None:
         """A rank has connected, for the first time or again."""
-        self._heard_s[position] = self._clock.at(now_s)
+        self._received_s[position] = self._clock.at(now_s)
 
-    def hear(self, position: int, beat: Beat, now_s: float) -> tuple[bool, bool]:
+    def receive(self, position: int, beat: Beat, now_s: float) -> tuple[bool, bool]:
         """Take one rank's beat.
 
         Returns:
             Whether the group as a whole is further than before, and whether all its ranks are complete now.
         """
         at_s, known = self._clock.at(now_s), self._beats[position]
-        self._heard_s[position] = at_s
+        self._received_s[position] = at_s
         if known is None or known.counter != beat.counter:
             self._moved_s[position] = at_s
         self._waiting += (beat.phase in WAITING) - (known is not None and known.phase in WAITING)
@@ -68,8 +69,12 @@ class RankLedger:
     def heartbeat(self, now_s: float) -> Heartbeat:
         """The beat of the group. O(ranks)."""
         at_s = self._clock.at(now_s)
-        heard_s = min(self._heard_s)
-        late = LateRank(self._heard_s.index(heard_s), at_s - heard_s) if at_s - heard_s > self._late_s else None
+        received_s = min(self._received_s)
+        late = (
+            LateRank(self._received_s.index(received_s), at_s - received_s)
+            if at_s - received_s > self._late_s
+            else None
+        )
         return Heartbeat(self._tally.step, self._tally.done, self._waiting, self._last(at_s), late)
 
     def _last(self, at_s: float) -> LastRank | None:

@@ -158,10 +158,10 @@ class ReconnectingStream:
         try:
             over = False
             while not over:
-                said = await queued(self._queue)
-                said[:0], self._waiting = self._waiting, []
-                over = any(message is None for message in said)
-                messages = [message for message in said if message is not None]
+                reported = await queued(self._queue)
+                reported[:0], self._waiting = self._waiting, []
+                over = any(message is None for message in reported)
+                messages = [message for message in reported if message is not None]
                 for message in messages:
                     failpoints.hit_message("report", message)
                 if messages:
@@ -178,10 +178,10 @@ class ReconnectingStream:
 
 async def queued(queue: asyncio.Queue[Any]) -> list[Any]:
     """Everything that is in the queue, once there is anything."""
-    said = [await queue.get()]
+    reported = [await queue.get()]
     while not queue.empty():
-        said.append(queue.get_nowait())
-    return said
+        reported.append(queue.get_nowait())
+    return reported
 
 
 def joined(messages: Sequence[Any]) -> Any:

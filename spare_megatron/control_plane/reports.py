@@ -44,7 +44,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The rank has applied a committed step; ``report`` has what it knows of the step."""
+    """The rank has applied a committed step; ``report`` has what it has seen the step."""
 
     step: int
     report: dict[str, Any] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class Heartbeat:
     waiting: int
     """Number of ranks that wait for other groups."""
     last: LastRank | None = None
-    """None while no rank has said anything."""
+    """None while no rank has reported anything."""
     late: LateRank | None = None
     """None while no rank is late."""
     pace: Pace | None = None

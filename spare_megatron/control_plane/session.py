@@ -159,7 +159,7 @@ class Session:
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that this rank has applied the committed ``step``.
 
-        ``report`` has what this rank knows of the step, as JSON values: the loss names of the job description, and
+        ``report`` has what this rank has seen the step, as JSON values: the loss names of the job description, and
         ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged,
         and the first group's report is logged. The group has applied the step when its last rank has reported it.
         """
@@ -177,7 +177,7 @@ class Session:
 
         The checkpoint gets its final name only after True, which comes when the groups' votes have agreed on its
         weights: with the next commit, or at the end of the run. False: this group is fenced, or the job is over, before
-        it has heard the answer; the checkpoint may count all the same.
+        it has received the answer; the checkpoint may count all the same.
         """
         key = (step, directory)
         with self._changed:

@@ -1,8 +1,8 @@
-"""How a leader makes one word of the group of what its ranks say of shards that the group has adopted. Pure: no I/O;
+"""How a leader merges what its ranks report into one report of shards that the group has adopted. Pure: no I/O;
 time comes in as an argument.
 
-A shard is open when every rank has opened it, or reads no data; it cannot be opened as soon as one rank says so, or
-when that takes too long. An answer is final, and is said again with each view that does not know it.
+A shard is open when every rank has opened it, or reads no data; it cannot be opened as soon as one rank reports so, or
+when that takes too long. An answer is final, and is repeated with each view that does not know it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class ShardReports:
     _open_on: dict[int, set[int]] = field(default_factory=dict, init=False)
     """Shard -> positions that have opened it."""
     _asked_s: dict[int, float] = field(default_factory=dict, init=False)
-    """Adopted shard -> when the group was told."""
+    """Adopted shard -> when the group was notified."""
     _answers: dict[int, Hosts] = field(default_factory=dict, init=False)
     _answered_s: float = field(default=0.0, init=False)
     """When the newest answer was given."""
 
-    def told(self, view: View, now_s: float) -> list[Hosts]:
+    def reported(self, view: View, now_s: float) -> list[Hosts]:
         """Take the newest view; returns the answers that the coordinator does not know."""
         self.me = view.receiver
         for shard, _ in view.adopts:
@@ -41,7 +41,7 @@ class ShardReports:
         unknown = [shard for shard, is_known in view.adopts if not is_known and shard in self._answers]
         return [self._answers[shard] for shard in unknown]
 
-    def hear(self, position: int, word: RankOpened, now_s: float) -> Hosts | None:
+    def receive(self, position: int, word: RankOpened, now_s: float) -> Hosts | None:
         """Take one rank's word; returns the group's if this one decides it."""
         shard = word.shard
         if word.opened:

@@ -1,4 +1,4 @@
-"""The leader's side of the ticket stream: turns the plan of its group into words. Pure: no I/O, no clock.
+"""The leader's side of the ticket stream: turns the plan of its group into entries. Pure: no I/O, no clock.
 
 The plan is a queue of tickets. They are issued at once, or, where the group may be asked to give pieces back, at most a
 fixed depth ahead of what the first stage has begun: what has no ticket yet can be given back. Where the pipeline takes
@@ -7,7 +7,7 @@ so whatever a failure adds until then is computed without draining the pipeline;
 pause, as megatron-core's own schedules need it. Behind a pause the stream is closed for the newest epoch.
 
 Promises: a Close of epoch e comes after all tickets of the plan of e; the newest epoch of a member is closed at last,
-if the first stage begins what it is told, the coordinator takes in what is given back, and shards are opened or cannot
+if the first stage begins what it receives, the coordinator takes in what is given back, and shards are opened or cannot
 be; a ticket of a shard that is not open, and those behind it, wait; a piece that was given back gets no ticket before a
 view has it and no ask; a step that is left half-way (a joiner that is sent back, the end of the job) ends with a pause,
 so no rank waits between a forward pass and its backward pass for a ticket that never comes.
@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from spare_megatron.protocol.audits import selected
 from spare_megatron.protocol.messages import GaveBack, JobSpec
 from spare_megatron.protocol.rebalance import first_given
-from spare_megatron.protocol.tickets import Begin, Close, Pause, Ticket, TicketStream, Word
+from spare_megatron.protocol.tickets import Begin, Close, Pause, Ticket, TicketEntry, TicketStream
 from spare_megatron.protocol.view import View
 
 STEPS_KEPT = 4
-"""Steps of which the words are kept for a rank that connects again."""
+"""Steps of which the entries are kept for a rank that connects again."""
 
 
 class TicketIssuer:
@@ -36,8 +36,8 @@ class TicketIssuer:
         ahead of what the first stage has begun; 0: all that there are."""
         self._spec, self._late, self._depth = spec, late_pauses, depth
         self.kept = TicketStream()
-        """The words of the last steps."""
-        self._new: list[Word] = []
+        """The entries of the last steps."""
+        self._new: list[TicketEntry] = []
         """Those that are written now."""
         self._begins: list[int] = []
         """Numbers of the Begins that are kept."""
@@ -82,8 +82,8 @@ class TicketIssuer:
         """Whether there is an issued ticket that the first stage has not begun."""
         return bool(self._ahead)
 
-    def told(self, view: View, over: bool = False, shut: frozenset[int] = frozenset()) -> TicketStream:
-        """The words that follow from the newest view; ``over``: the job is, for this group; ``shut``: the shards that
+    def reported(self, view: View, over: bool = False, shut: frozenset[int] = frozenset()) -> TicketStream:
+        """The entries that follow from the newest view; ``over``: the job is, for this group; ``shut``: the shards that
         are not open."""
         self._shut = shut
         self._offer = self._offer if view.offer is None else view.offer.number
@@ -99,21 +99,21 @@ class TicketIssuer:
             self._give_back(view)
             self._epoch = view.epoch
             self._settle()
-        return self._said()
+        return self._reported()
 
     def opened(self, shut: frozenset[int]) -> TicketStream:
-        """The words that follow when only the shards ``shut`` are not open any more."""
+        """The entries that follow when only the shards ``shut`` are not open any more."""
         self._shut = shut
         if self._at is not None:
             self._settle()
-        return self._said()
+        return self._reported()
 
     def begun(self, number: int) -> TicketStream:
-        """The words that follow when the first stage has begun the ticket of this number."""
+        """The entries that follow when the first stage has begun the ticket of this number."""
         self._begun = max(self._begun, number)
         if self._at is not None:
             self._settle()
-        return self._said()
+        return self._reported()
 
     def _begin(self, at: tuple[int, int] | None) -> None:
         if self._open:
@@ -191,12 +191,12 @@ class TicketIssuer:
 
     @property
     def _end(self) -> int:
-        """The number of the word that is written next."""
+        """The number of the entry that is written next."""
         return self.kept.end + len(self._new)
 
-    def _said(self) -> TicketStream:
+    def _reported(self) -> TicketStream:
         """What is written now, which is kept."""
-        said, self._new = TicketStream(self.kept.end, tuple(self._new)), []
-        whole = self.kept.joined(said)
+        reported, self._new = TicketStream(self.kept.end, tuple(self._new)), []
+        whole = self.kept.joined(reported)
         self.kept = whole.since(self._begins[0]) if self._begins else whole
-        return said
+        return reported

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.host_port import split_address
-from spare_megatron.runtime.disk import patiently, words
+from spare_megatron.runtime.disk import with_retries, words
 
 TLS_NAME = "spare-megatron"
 """The name in the certificate, which is that of every process on every host."""
@@ -49,7 +49,7 @@ def make_tls(run_dir: Path) -> None:
     """Make the directory ``tls`` of a run directory, unless it is there. Waits for a disk that fails for a while;
     raises ConfigError where it cannot be written."""
     try:
-        patiently(lambda: _make(run_dir))
+        with_retries(lambda: _make(run_dir))
     except OSError as error:
         raise ConfigError(f"the files for TLS cannot be made in {run_dir}: {words(error)}") from None
 

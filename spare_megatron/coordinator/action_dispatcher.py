@@ -1,8 +1,8 @@
 """Sends the machine's actions as orders on the groups' streams.
 
-Before a view a group is told where the ranks of the next group in its ring listen, and where the donors of its offer
-serve it, if it has not been told yet on this stream. So a death brings addresses to one group, an arrival to one, and
-to all others nothing.
+Before a view a group is notified where the ranks of the next group in its ring listen, and where the donors of its
+offer serve it, if it has not been notified yet on this stream. So a death brings addresses to one group, an arrival to
+one, and to all others nothing.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class ActionDispatcher:
         self._live_encoded = b""
         """The part of an order that has the live set, which all views of an epoch share; of the last view."""
 
-    def heard(self, group: int, incarnation: int) -> None:
+    def received(self, group: int, incarnation: int) -> None:
         """Send the views that waited for the addresses of a group, which are known now."""
         for send in [send for send in self._waiting.values() if (group, incarnation) in _reached(send.view)]:
             self._send(send)
 
-    def say(self, action: Action) -> None:
+    def announce(self, action: Action) -> None:
         """Send one action of the machine."""
         if isinstance(action, SendView):
             self._view(action)
@@ -82,7 +82,7 @@ class ActionDispatcher:
 
     def _view(self, send: SendView) -> None:
         """Send a view now, or once its delay is over and the addresses of the neighbour and the donors are known: a
-        coordinator that has just taken office may not have heard of them yet. A newer view takes its place."""
+        coordinator that has just taken the lease may not have learned of them yet. A newer view takes its place."""
         self._waiting[send.view.receiver] = send
         if send.delay_s > 0:
             asyncio.get_running_loop().call_later(send.delay_s, self._over, send)
@@ -115,8 +115,8 @@ class ActionDispatcher:
         if neighbour is None or stream is None or stream.neighbour == neighbour:
             return
         stream.neighbour = neighbour
-        told = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses.of(neighbour))
-        stream.send(pb.Order(neighbour=told))
+        reported = pb.Neighbour(group=neighbour[0], incarnation=neighbour[1], addresses=self._addresses.of(neighbour))
+        stream.send(pb.Order(neighbour=reported))
 
     def _tell_donors(self, view: View) -> None:
         offer, stream = view.offer, self._streams.of(*view.receiver)

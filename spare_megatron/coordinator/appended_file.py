@@ -27,12 +27,12 @@ SLICE_BYTES = 65536
 class AppendedFile:
     """The writing side."""
 
-    def __init__(self, path: Path, place: str, durable: bool = False, settled_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, place: str, durable: bool = False, durable_bytes: int | None = None) -> None:
         """Open ``path``, or create it. The first append or sync cuts off an unfinished line at its end.
 
         Args:
             place: the name of the file in failpoints.
-            settled_bytes: how many bytes at the beginning of a durable file are known to be on the disk; None: all.
+            durable_bytes: how many bytes at the beginning of a durable file are known to be on the disk; None: all.
         """
         self._path, self._place, self._durable = path, place, durable
         failpoints.hit(f"{place}.open")
@@ -40,7 +40,7 @@ class AppendedFile:
         try:
             size = os.fstat(self._handle).st_size
             self._length = _whole_lines_bytes(self._handle, size)
-            self._synced = self._length if settled_bytes is None else settled_bytes
+            self._synced = self._length if durable_bytes is None else durable_bytes
             self._unsynced = [os.pread(self._handle, self._length - self._synced, self._synced)]
             self._in_doubt = self._length != size or self._synced != self._length
             if durable and size == 0:

@@ -5,7 +5,7 @@ of its work (an event to decide, an action to carry out) is a function that may 
 nothing. Such an item stays first in the queue and is tried again, and later items queue behind it. Heartbeats are not
 such work: they are processed meanwhile.
 
-Pure but for the event loop's timers. After any other exception nothing more is done; the owner is told of it.
+Pure but for the event loop's timers. After any other exception nothing more is done; the owner is notified of it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Backlog:
 
     def __init__(
         self,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         failed: Callable[[Exception], None],
         resumed: Callable[[], None],
         limit_s: Callable[[], float],
     ) -> None:
         """``failed`` gets the exception that ended the work; ``resumed`` is called when the disk works again and the
         queue is empty; ``limit_s`` returns how long to wait for the disk."""
-        self._say, self._failed, self._resumed, self._limit_s = say, failed, resumed, limit_s
+        self._announce, self._failed, self._resumed, self._limit_s = announce, failed, resumed, limit_s
         self._works: deque[Work] = deque()
         self._working = self._over = False
         self._since_s: float | None = None
@@ -80,7 +80,7 @@ class Backlog:
         finally:
             self._working = False
         if self._since_s is not None:
-            self._say(f"the disk is back after {time.monotonic() - self._since_s:.1f} s; the job goes on")
+            self._announce(f"the disk is back after {time.monotonic() - self._since_s:.1f} s; the job goes on")
             self._since_s, self._pause_s = None, pauses()
             self._resumed()
 
@@ -90,7 +90,7 @@ class Backlog:
         what = f"{error.filename or 'a file of the run directory'} cannot be written: {words(error)}"
         if self._since_s is None:
             self._since_s = now_s
-            self._say(f"WARNING: {what}; nothing is decided until it can be, for at most {self._limit_s():.0f} s")
+            self._announce(f"WARNING: {what}; nothing is decided until it can be, for at most {self._limit_s():.0f} s")
         waited_s = now_s - max(self._since_s, self._moved_s)
         if waited_s > self._limit_s():
             self._over = True

@@ -18,15 +18,15 @@ PAUSE_S = 10.0
 class BoardThread:
     """The boards of a job. Methods return at once, but :meth:`close`."""
 
-    def __init__(self, run_dir: Path, say: Callable[[str], None]) -> None:
-        self._run_dir, self._say, self._job = run_dir, say, JobDescription()
+    def __init__(self, run_dir: Path, announce: Callable[[str], None]) -> None:
+        self._run_dir, self._announce, self._job = run_dir, announce, JobDescription()
         self._boards: Boards | None = None
         self._again_s = 0.0
         """Monotonic time at which boards that failed may be opened again; 0: they have not failed."""
         self._worker = ThreadPoolExecutor(1, "spare-boards")
 
     def begin(self, job: JobDescription) -> None:
-        """A life of this job begins."""
+        """A job attempt begins."""
         self._job = job
         self._worker.submit(self._open)
 
@@ -42,7 +42,7 @@ class BoardThread:
 
     def _open(self) -> None:
         if self._boards is not None and self._boards.job == self._job:
-            return  # another life of the same job
+            return  # another job attempt of the same job
         self._close()
         try:
             self._boards = Boards(self._job, self._run_dir)
@@ -57,7 +57,7 @@ class BoardThread:
         try:
             write(self._boards)
             if self._again_s:
-                self._say("the boards are written again")
+                self._announce("the boards are written again")
             self._again_s = 0.0
         except Exception as error:
             self._close()
@@ -67,7 +67,7 @@ class BoardThread:
         """Note that the boards failed, which is said once, and when to try again. They are third-party code with files
         and connections of its own, so any exception is possible."""
         if not self._again_s:
-            self._say(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
+            self._announce(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
         self._again_s = time.monotonic() + PAUSE_S
 
     def _close(self) -> None:

@@ -16,8 +16,8 @@ from spare_megatron.runtime.disk import words
 class Chores:
     """The thread and its works. The thread begins with the first work, and does not keep the process from ending."""
 
-    def __init__(self, name: str, say: Callable[[str], None]) -> None:
-        self._name, self._say = name, say
+    def __init__(self, name: str, announce: Callable[[str], None]) -> None:
+        self._name, self._announce = name, announce
         self._waiting: dict[str, Callable[[], None]] = {}
         self._failing: set[str] = set()
         self._busy = self._closed = False
@@ -66,7 +66,7 @@ class Chores:
         except Exception as error:
             if what not in self._failing:
                 why = words(error) if isinstance(error, OSError) else repr(error)
-                self._say(f"the coordinator cannot {what}: {why}; the job goes on without")
+                self._announce(f"the coordinator cannot {what}: {why}; the job goes on without")
             self._failing.add(what)
             return
         self._failing.discard(what)

@@ -14,7 +14,7 @@ from spare_megatron.protocol.messages import Event, StartupOver, StopRequested
 
 
 class Deadlines:
-    """The timers of one life of the job."""
+    """The timers of one job attempt."""
 
     def __init__(self, state: Callable[[], State], decide: Callable[[Event], None], clock: Callable[[], float]) -> None:
         """``clock`` is that of the records."""
@@ -22,10 +22,10 @@ class Deadlines:
 
     def expect_all(self, waited_s: float) -> None:
         """Let a job that forms wait for its groups for ``waited_s`` at most."""
-        life = self._state().life
+        job_attempt = self._state().job_attempt
 
         def over() -> None:
-            if self._state().phase == "forming" and self._state().life == life:
+            if self._state().phase == "forming" and self._state().job_attempt == job_attempt:
                 self._decide(StartupOver(waited_s))
 
         if self._state().phase == "forming":
@@ -33,10 +33,10 @@ class Deadlines:
 
     def limit_duration(self, duration_s: float, began_unix_s: float) -> None:
         """Let the job leave ``duration_s`` after ``began_unix_s`` (--exit-duration-in-mins); 0: no limit."""
-        life = self._state().life
+        job_attempt = self._state().job_attempt
 
         def over() -> None:
-            if self._state().life == life and self._state().phase in ("forming", "running"):
+            if self._state().job_attempt == job_attempt and self._state().phase in ("forming", "running"):
                 self._decide(StopRequested(f"the job has run for {duration_s / 60:g} minutes"))
 
         if duration_s:

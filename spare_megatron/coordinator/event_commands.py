@@ -37,10 +37,10 @@ class EventCommands:
     """The commands of one coordinator process."""
 
     def __init__(
-        self, command: str, say: Callable[[str], None], limit_s: float = LIMIT_S, queue_most: int = QUEUE_MOST
+        self, command: str, announce: Callable[[str], None], limit_s: float = LIMIT_S, queue_most: int = QUEUE_MOST
     ) -> None:
-        """``command`` is given to the shell. ``say`` shows one line, from any thread."""
-        self._command, self._say, self._limit_s, self._queue_most = command, say, limit_s, queue_most
+        """``command`` is given to the shell. ``announce`` shows one line, from any thread."""
+        self._command, self._announce, self._limit_s, self._queue_most = command, announce, limit_s, queue_most
         self._starting = threading.Lock()
         """Guards the next one, whose start takes longer than the event loop may wait."""
         self._guard: ChildGuard | None = None
@@ -60,7 +60,9 @@ class EventCommands:
             if len(self._waiting) >= self._queue_most:
                 self._dropped += 1
                 if self._dropped == 1:
-                    self._say(f"{FLAG}: {self._queue_most} events wait for their commands; further ones are dropped")
+                    self._announce(
+                        f"{FLAG}: {self._queue_most} events wait for their commands; further ones are dropped"
+                    )
                 return
             self._waiting.append(event)
             self._changed.notify()
@@ -83,7 +85,7 @@ class EventCommands:
         if self._guard is not None:
             self._guard.close()
         if self._failed or self._dropped:
-            self._say(
+            self._announce(
                 f"{FLAG}: {self._failed} of {counted(self._run, 'command')} failed, "
                 f"{counted(self._dropped, 'event')} had none"
             )
@@ -113,7 +115,7 @@ class EventCommands:
                 first = failure and self._failed == 1
                 self._changed.notify_all()
             if first:
-                self._say(f"{FLAG}: the command failed: {failure}; later failures are counted only")
+                self._announce(f"{FLAG}: the command failed: {failure}; later failures are counted only")
 
     def _one(self, event: Mapping[str, Any]) -> str:
         """Run the command for one event; how it failed, empty where it did not."""

@@ -33,7 +33,7 @@ from spare_megatron.runtime.awake_clock import AwakeClock
 TICKS_PER_INTERVAL = 4
 """Number of ticks in one heartbeat interval; deadlines are checked at each tick."""
 GAP_TICKS = 2
-"""How many ticks may lie between two things that the coordinator hears or does, before it counts as a pause."""
+"""How many ticks may lie between two things that the coordinator receives or does, before it counts as a pause."""
 
 
 @dataclass(frozen=True)
@@ -97,28 +97,28 @@ class Detector:
         self._clock.gap_s = GAP_TICKS * self.tick_s
         self._due_s = self._still_due_s = -math.inf
 
-    # ------------------------------------------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------------------------------------------ what is received
 
     def expect(self, group: int, incarnation: int, now_s: float) -> None:
-        """Watch a member that is known from the journal only: it must say Hello within the heartbeat time-out."""
+        """Watch a member that is known from the journal only: it must send Hello within the heartbeat time-out."""
         self._begin(group, incarnation, 1, self._clock.at(now_s))
 
     def hello(self, group: int, incarnation: int, ranks: int, now_s: float) -> None:
-        """A group says Hello, for the first time or again."""
+        """A group sends Hello, for the first time or again."""
         at_s, known = self._clock.at(now_s), self._groups.get(group)
         if known is not None and known.incarnation > incarnation:
             return
         if known is None or known.incarnation != incarnation or known.lost:
             known = self._begin(group, incarnation, ranks, at_s)
         known.size = ranks
-        self._hear_all(known, at_s)
+        self._receive_all(known, at_s)
 
     def heartbeat(self, group: int, incarnation: int, beat: Heartbeat, now_s: float) -> None:
         """A leader's heartbeat came."""
         at_s, known = self._clock.at(now_s), self._present(group, incarnation)
         if known is None:
             return
-        known.heard_s, known.waiting, known.done = at_s, beat.waiting, (beat.step, beat.pieces_done)
+        known.received_s, known.waiting, known.done = at_s, beat.waiting, (beat.step, beat.pieces_done)
         late, last = beat.late, beat.last
         # What a leader tells may reach back over a pause of this process. So of a rank that was known already the time
         # that was known counts, and another one's reaches back to the pause at most.
@@ -157,7 +157,7 @@ class Detector:
 
     def lost(self, group: int, incarnation: int) -> bool:
         """The group is known to be gone, for example because it exited. False where that was known already, or a newer
-        incarnation has come. A newer one that has not said Hello does not end the watch of one that has."""
+        incarnation has come. A newer one that has not sent Hello does not end the watch of one that has."""
         known = self._groups.get(group)
         if known is not None and (known.incarnation > incarnation or (known.incarnation == incarnation and known.lost)):
             return False
@@ -218,7 +218,7 @@ class Detector:
         at_s, known = self._clock.at(now_s), self._groups[group]
         known.lost = False
         known.stillness_from_s = at_s
-        self._hear_all(known, at_s)
+        self._receive_all(known, at_s)
 
     def progress(self, members: Iterable[int], step: int) -> tuple[tuple[int, int], ...]:
         """(group, number of pieces of ``step`` that all its ranks have done, as last reported) of all ``members``."""
@@ -239,9 +239,9 @@ class Detector:
         self._due_s = min(self._due_s, at_s + self._times.heartbeat_timeout_s)
         return known
 
-    def _hear_all(self, known: WatchedGroup, at_s: float) -> None:
+    def _receive_all(self, known: WatchedGroup, at_s: float) -> None:
         """The group is there, and nobody in it has been silent until now."""
-        known.heard_s = known.silence_from_s = at_s
+        known.received_s = known.silence_from_s = at_s
         known.closed_s, known.late = None, None
         known.closed_ranks.clear()
         self._due_s = min(self._due_s, at_s + self._times.heartbeat_timeout_s)
@@ -285,12 +285,12 @@ class Detector:
         return found
 
     def _silent_or_closed(self, group: int, known: WatchedGroup, at_s: float) -> tuple[float, float, Loss | None]:
-        """(When the group is lost if nothing more is heard, since when there is evidence for it, its loss if that time
-        has come). A closed connection says more than silence."""
+        """(When the group is lost if nothing more is received, since when there is evidence for it, its loss if that
+        time has come). A closed connection says more than silence."""
         grace_s, timeout_s = self._times.grace_s, self._times.heartbeat_timeout_s
-        heard_s, position = known.heard_s, 0
-        if known.late is not None and known.late[1] < heard_s:
-            position, heard_s = known.late
+        received_s, position = known.received_s, 0
+        if known.late is not None and known.late[1] < received_s:
+            position, received_s = known.late
         closed = [] if known.closed_s is None else [(-1, known.closed_s, "its connection")]
         closed += [(rank, closed_s, "its connection to its leader") for rank, closed_s in known.closed_ranks.items()]
         due_s = min((closed_s + grace_s for _, closed_s, _ in closed), default=math.inf)
@@ -298,11 +298,11 @@ class Detector:
             rank, closed_s, what = min(one for one in closed if at_s >= one[1] + grace_s)
             detail = f"{what} did not come back within {grace_s:g} s"
             return due_s, closed_s, Loss(group, known.incarnation, "closed", rank, detail)
-        due_s = min(due_s, heard_s + timeout_s)
-        if at_s - heard_s <= timeout_s:
-            return due_s, heard_s, None
-        detail = f"no heartbeat for {at_s - heard_s:.2f} s, the time-out is {timeout_s:g} s"
-        return due_s, heard_s, Loss(group, known.incarnation, "silent", position, detail)
+        due_s = min(due_s, received_s + timeout_s)
+        if at_s - received_s <= timeout_s:
+            return due_s, received_s, None
+        detail = f"no heartbeat for {at_s - received_s:.2f} s, the time-out is {timeout_s:g} s"
+        return due_s, received_s, Loss(group, known.incarnation, "silent", position, detail)
 
     def _stalled(self, attempt: Attempt, at_s: float) -> list[Finding]:
         """The group that has stood still for longest while others wait for it; all groups, where none of them waits and

@@ -1,8 +1,8 @@
 """What of the coordinator's decisions is an event for the operator (``--spare-on-event``), as JSON values.
 
 Each event is made from one record of the journal, once that record is written and its actions are sent. A replay makes
-none, so an event is told at most once: what a coordinator had not told yet when it was killed is only in the journal.
-docs/operating.md describes the kinds and the fields, which stay as they are.
+none, so an event is reported at most once: what a coordinator had not reported yet when it was killed is only in the
+journal. docs/operating.md describes the kinds and the fields, which stay as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class JobEvent:
 def events_of(record: Record, before: State, after: State) -> Iterator[JobEvent]:
     """The events of one record, in their order."""
     if isinstance(record.event, Opened):
-        if after.life != before.life:
+        if after.job_attempt != before.job_attempt:
             yield JobEvent("life", after.step_in_flight)
         return
     if (before.live, before.learners, before.gone) != (after.live, after.learners, after.gone):
@@ -83,7 +83,7 @@ def values_of(record: Record, before: State, after: State, run_dir: Path) -> Ite
             "time": _utc(record.time_unix_s),
             "run_dir": str(run_dir),
             "record": record.n,
-            "life": after.life,
+            "life": after.job_attempt,
             "epoch": after.epoch,
             "reason": record.reason,
             "live": sorted(after.live),
@@ -101,16 +101,16 @@ def _utc(time_unix_s: float) -> str:
 class JobEvents:
     """Tells the operator's command of the events of one coordinator's records."""
 
-    def __init__(self, command: str, run_dir: Path, say: Callable[[str], None]) -> None:
-        """``command`` is given to the shell; empty: nobody is told. ``say`` shows one line, from any thread."""
-        self._told, self._run_dir = bool(command), run_dir
-        self._commands = EventCommands(command, say)
+    def __init__(self, command: str, run_dir: Path, announce: Callable[[str], None]) -> None:
+        """``command`` is given to the shell; empty: nothing is sent. ``announce`` shows one line, from any thread."""
+        self._reported, self._run_dir = bool(command), run_dir
+        self._commands = EventCommands(command, announce)
 
     def observe(self, record: Record, before: State, after: State) -> None:
         """Tell of one record that is in the journal. Waits for nothing."""
-        for values in values_of(record, before, after, self._run_dir) if self._told else ():
+        for values in values_of(record, before, after, self._run_dir) if self._reported else ():
             self._commands.tell(values)
 
     def close(self, in_order: bool) -> None:
-        """End the commands. Where the job ended ``in_order``, its last events have END_PATIENCE_S to be told."""
+        """End the commands. Where the job ended ``in_order``, its last events have END_PATIENCE_S to be reported."""
         self._commands.close(END_PATIENCE_S if in_order else 0.0)

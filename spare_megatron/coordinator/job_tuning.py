@@ -16,7 +16,7 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
-from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.records import announce
 from spare_megatron.planning.at_start import (
     Choice,
     Measured,
@@ -62,10 +62,10 @@ class JobTuning:
         self._started_s = started_s
         self._wishes = Tuning()
         self._losses, self._elapsed_s, self._last_s = 0, 0.0, 0.0
-        self._life(0.0)
+        self._job_attempt(0.0)
 
-    def _life(self, opened_s: float) -> None:
-        """Forget what belongs to one life."""
+    def _job_attempt(self, opened_s: float) -> None:
+        """Forget what belongs to one job attempt."""
         self._opened_s, self._restart_s = opened_s, 0.0
         self._commits = 0
         self._calm_since = 0
@@ -101,8 +101,8 @@ class JobTuning:
             self._elapsed_s += max(0.0, time_s - self._last_s)
         self._last_s = time_s
         if isinstance(event, Opened):
-            if after.life != before.life:
-                self._life(time_s)
+            if after.job_attempt != before.job_attempt:
+                self._job_attempt(time_s)
             return
         if before.phase == "forming" and after.phase == "running":
             self._restart_s = max(0.001, time_s - min(self._started_s, self._opened_s))
@@ -157,12 +157,12 @@ class JobTuning:
         if self._first is None or self._measured is None or not self._chosen_s:
             return None
         steps, done = self._measured.steps, self._commits - self._chosen_at
-        calm_s = steps * (self._measured.compute_s + self._measured.reduce_s)
+        failure_free_s = steps * (self._measured.compute_s + self._measured.reduce_s)
         taken_s, ratio = self._last_s - self._chosen_s, self._first.time_to_train_ratio
         return {
             "steps": steps,
-            "without_failures_s": round(calm_s, 1),
-            "predicted_s": None if ratio is None else round(ratio * calm_s, 1),
+            "without_failures_s": round(failure_free_s, 1),
+            "predicted_s": None if ratio is None else round(ratio * failure_free_s, 1),
             "steps_done": done,
             "taken_s": round(taken_s, 1),
             "at_this_pace_s": round(taken_s / done * steps, 1) if done else None,
@@ -207,8 +207,8 @@ class JobTuning:
         return self._wishes.redundancy and not self._wishes.shared_data and state.job.num_groups > 1
 
     def _start(self, state: State) -> Tuned | None:
-        """The choice at the start of a life, or the save that is ordered to measure its cost; None while figures are
-        missing.
+        """The choice at the start of a job attempt, or the save that is ordered to measure its cost; None while figures
+        are missing.
 
         A save is ordered only where the interval is to be chosen; else the first save at the given interval is awaited.
         """
@@ -294,16 +294,16 @@ class JobTuning:
         return StopRequested(f"{PLANNED}: {lost} of {of} groups are lost, {why}, {left} steps are left")
 
 
-def publish_choice(event: Tuned, life: int, run_dir: RunDirectory, side: SideFiles) -> None:
+def publish_choice(event: Tuned, job_attempt: int, run_dir: RunDirectory, side: SideFiles) -> None:
     """Print a choice as a table (but not an update, whose reason is enough), and write it to the run directory, where
-    checkpoints and the next life's ranks read it."""
+    checkpoints and the next job attempt's ranks read it."""
     if not event.choice:
         return
     if "num_groups" in event.figures:
         rows = Choice(**event.choice).rows()  # type: ignore[arg-type]
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            say(f"  {name.ljust(width)}  {value}")
+            announce(f"  {name.ljust(width)}  {value}")
     plain = {"reason": event.reason, "figures": dict(event.figures), "choice": dict(event.choice)}
-    path = run_dir.choice(life)
+    path = run_dir.choice(job_attempt)
     side.write(path.name, lambda: write_json(path, plain, durable=True))

@@ -1,4 +1,4 @@
-"""The journal: every event of the controller with its actions, one JSON line each, written before anybody is told.
+"""The journal: every event of the controller with its actions, one JSON line each, written before anything is sent.
 
 ``append`` returns when the line is out of this process, so that a killed coordinator loses nothing. Records that change
 the epoch, commit a step, fence a group, stop the job, accept a checkpoint or take a request (:func:`is_final`) are on
@@ -114,7 +114,7 @@ class Replayed:
     state: State = field(default_factory=initial_state)
     end: JournalPlace = BEGIN
     """The place behind the last record."""
-    settled_bytes: int = 0
+    durable_bytes: int = 0
     """How much of the last part is certainly on the disk: everything up to the last but one of its final records. The
     last one was written when the syncs of earlier ones had succeeded; whether its own did, which is that of all records
     between the two, is not known."""
@@ -130,7 +130,7 @@ class Replayed:
 
 
 class Journal:
-    """Writes a journal. Only one process at a time does: the run directory's lock, or the office, sees to it."""
+    """Writes a journal. Only one process at a time does: the run directory's lock, or the lease, sees to it."""
 
     def __init__(
         self,
@@ -138,14 +138,14 @@ class Journal:
         found: Replayed,
         clock: Callable[[], float],
         confirm: Callable[[], None] = lambda: None,
-        say: Callable[[str], None] = lambda _: None,
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         """``found`` is what replaying ``path`` gave. ``confirm`` is called before a final record is written, and again
         when it is on the disk, which may take long; it raises where this process may not decide any more."""
         own = last_path(path, found.end.part)
-        self._file = AppendedFile(own, "journal", durable=True, settled_bytes=found.settled_bytes)
+        self._file = AppendedFile(own, "journal", durable=True, durable_bytes=found.durable_bytes)
         self._path, self._end, self._epoch = path, found.end, found.state.epoch
-        self._clock, self._confirm, self._say = clock, confirm, say
+        self._clock, self._confirm, self._announce = clock, confirm, announce
         self._since_bytes = found.followed_bytes
         """Bytes of records since the last snapshot."""
         self._final = False
@@ -154,8 +154,8 @@ class Journal:
         """The next part, where an attempt to begin it has failed."""
         self._prepared = (0, 0.0)
         """(the part whose empty file is there, since when by the monotonic clock)."""
-        self._said = False
-        self._chores = Chores("spare-journal", say)
+        self._reported = False
+        self._chores = Chores("spare-journal", announce)
         if found.end.part > 1:  # the process before may have died before it did so
             self._chores.do(TIDY, partial(tidy_parts, path, found.end.part))
 
@@ -221,19 +221,19 @@ class Journal:
             header = header_after(place)
             self._next.append(header)
         except OSError as error:
-            if not self._said:
-                self._say(f"the coordinator goes on with part {place.part} of its journal: {words(error)}")
-            self._said = True
+            if not self._reported:
+                self._announce(f"the coordinator goes on with part {place.part} of its journal: {words(error)}")
+            self._reported = True
             return False
         self._file.close()
-        self._file, self._next, self._said = self._next, None, False
+        self._file, self._next, self._reported = self._next, None, False
         self._end = JournalPlace(place.part + 1, len(header), zlib.crc32(header), place.records)
         return True
 
 
 def is_final(event: Event, decision: Decision, epoch: int) -> bool:
-    """Whether others act on a decision for good; ``epoch`` is that before it. (A learner that is told that it has no
-    offer drops its state; whoever asked for a stop or a drain has its answer and does not ask again.)"""
+    """Whether others act on a decision for good; ``epoch`` is that before it. (A learner that is notified that it has
+    no offer drops its state; whoever asked for a stop or a drain has its answer and does not ask again.)"""
     if decision.epoch != epoch or isinstance(event, StopRequested | DrainRequested):
         return True
     acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
@@ -327,7 +327,7 @@ def resume(path: Path, observe: Observer, recall: Callable[[Mapping[str, Any]], 
         if isinstance(found, str):
             notes += [found] if found else []
             continue
-        start = Replayed(found.state, found.place, found.settled_bytes, notes=tuple(notes))
+        start = Replayed(found.state, found.place, found.durable_bytes, notes=tuple(notes))
         try:
             next(iter(JournalLines(path, found.place)), None)
         except JournalError as error:
@@ -342,7 +342,7 @@ def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
     """Go on from the end of ``start``."""
     lines = JournalLines(path, start.end)
     state, part, followed_bytes = start.state, start.end.part, 0
-    settled_bytes = sure_bytes = start.settled_bytes
+    durable_bytes = sure_bytes = start.durable_bytes
     for before, line, behind in lines:
         record = _parse(path, line, behind)
         after, decision = step(state, record.event)
@@ -355,14 +355,14 @@ def _replay(path: Path, start: Replayed, observe: Observer | None) -> Replayed:
         if observe is not None:
             observe(record, state, decision, after)
         if before.part != part:
-            part, settled_bytes, sure_bytes = before.part, 0, 0
+            part, durable_bytes, sure_bytes = before.part, 0, 0
         if is_final(record.event, decision, state.epoch):
-            settled_bytes, sure_bytes = sure_bytes, behind.offset_bytes
+            durable_bytes, sure_bytes = sure_bytes, behind.offset_bytes
         followed_bytes += len(line)
         state = after
     if lines.end.part != part:
-        settled_bytes = 0
-    return Replayed(state, lines.end, settled_bytes, followed_bytes, start.notes)
+        durable_bytes = 0
+    return Replayed(state, lines.end, durable_bytes, followed_bytes, start.notes)
 
 
 def verify(path: Path) -> int:

@@ -17,7 +17,7 @@ sees a new name some time late:
 2. The file of a part is made, empty, long before its first byte is written (``journal.NAME_SEEN_S``), so everybody who
    looks for it sees it; what is in it by then is seen by whoever opens it later.
 3. A finished part ends with a final record, which was on the disk and confirmed. So it is the beginning of the journal
-   of every later holder of the office, however late the next part is begun.
+   of every later holder of the lease, however late the next part is begun.
 4. A finished part that a reader needs is there, plain or compressed; where both are, the plain one counts.
 """
 

@@ -1,7 +1,7 @@
 """Estimates what every group has left of the step in flight, and so when slow ones should be relieved.
 
 The beats of leaders tell how many tickets a group had begun, how long ago the last of them was, and how long it takes
-for one. From then on it is taken to go on at its pace; a group that has just come, and has told
+for one. From then on it is taken to go on at its pace; a group that has just come, and has reported
 none and has nothing to do, is taken for the median one. Estimates only decide who is asked for how much: what a group
 gives back is its own leader's to say. Pure: the time comes in as an argument.
 """
@@ -47,22 +47,22 @@ class Paces:
     """Follows all groups."""
 
     def __init__(self) -> None:
-        self._heard: dict[int, tuple[int, float, Pace]] = {}
-        """Group -> (its incarnation, when its last beat came, what that told)."""
+        self._received: dict[int, tuple[int, float, Pace]] = {}
+        """Group -> (its incarnation, when its last beat came, what that reported)."""
         self._looked: tuple[int, int] = (0, 0)
         """(step, epoch) in which nobody was asked when a group ran out last."""
         self._again_s = 0.0
-        self._said: dict[int, tuple[int, int]] = {}
+        self._reported: dict[int, tuple[int, int]] = {}
         """Group -> (step, epoch) in which it last ran out of tickets."""
 
-    def hear(self, group: int, incarnation: int, pace: Pace | None, now_s: float) -> None:
+    def receive(self, group: int, incarnation: int, pace: Pace | None, now_s: float) -> None:
         """A leader's beat came."""
         if pace is not None:
-            self._heard[group] = incarnation, now_s, pace
+            self._received[group] = incarnation, now_s, pace
 
     def runs_out(self, state: State, group: int, at: tuple[int, int], now_s: float) -> RunningOut | None:
         """The event that ``group`` runs out of tickets in this (step, epoch); None where nobody would be asked."""
-        self._said[group] = at
+        self._reported[group] = at
         if at == self._looked and now_s < self._again_s:
             return None
         return self._look(state, at, now_s)
@@ -71,7 +71,7 @@ class Paces:
         """The event that ``group`` has nothing to do, now that it holds the state and may take pieces; None where it
         has not run out of tickets, or nobody would be asked."""
         at = state.step_in_flight, state.epoch
-        return self._look(state, at, now_s) if self._said.get(group) == at else None
+        return self._look(state, at, now_s) if self._reported.get(group) == at else None
 
     def _look(self, state: State, at: tuple[int, int], now_s: float) -> RunningOut | None:
         if state.phase != "running" or at != (state.step_in_flight, state.epoch):
@@ -93,13 +93,13 @@ class Paces:
         if state.phase != "running":
             return {}
         loads = state.plan.loads().tolist()
-        found = (self._left(state, group, loads[group], now_s) for group in state.live if group in self._heard)
+        found = (self._left(state, group, loads[group], now_s) for group in state.live if group in self._received)
         return {group: (left, piece_s) for group, left, piece_s in found if piece_s}
 
     def _left(self, state: State, group: int, pieces: int, now_s: float) -> tuple[int, int, float]:
         """(group, how many tickets of its ``pieces`` and its audits it has not begun, seconds for one); 0 seconds where
         they are not known."""
-        incarnation, heard_s, pace = self._heard.get(group, (-1, 0.0, Pace(0, 0, 0.0, 0.0)))
+        incarnation, received_s, pace = self._received.get(group, (-1, 0.0, Pace(0, 0, 0.0, 0.0)))
         planned = pieces + sum(map(len, state.audits.get(group, ())))
         if incarnation != state.live[group] or not pace.piece_s:
             return group, planned, 0.0
@@ -107,5 +107,5 @@ class Paces:
             return group, planned, round(pace.piece_s, 4)
         stands = pace.since_s > LATE * pace.piece_s and pace.begun < planned
         piece_s = pace.since_s if stands else pace.piece_s
-        more = (pace.since_s + now_s - heard_s) / piece_s
+        more = (pace.since_s + now_s - received_s) / piece_s
         return group, max(0, math.ceil(planned - pace.begun - more)), round(piece_s, 4)

@@ -9,12 +9,12 @@ from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.backlog import DiskFailedError
-from spare_megatron.coordinator.election import Office, OfficeLostError, wait_for_office
+from spare_megatron.coordinator.election import LeadershipLease, LeaseLostError, wait_for_lease
 from spare_megatron.coordinator.journal import JournalError
-from spare_megatron.coordinator.records import say
+from spare_megatron.coordinator.records import announce
 from spare_megatron.coordinator.server import Coordinator, Options
 from spare_megatron.coordinator.terms import show_last
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.stop_signals import ignore_stop_signals
 
 TURNS_STOOD_BACK = 10
@@ -35,53 +35,54 @@ def serve_alone(options: Options) -> ExitCode:
         code = _run(options)
     finally:
         lock.release()
-    say(f"the coordinator leaves with exit code {int(code)}")
+    announce(f"the coordinator leaves with exit code {int(code)}")
     return code
 
 
 def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
-    """Run candidate ``index`` of several: wait for the office, hold it, and wait again when it is lost. Returns the
+    """Run candidate ``index`` of several: wait for the lease, hold it, and wait again when it is lost. Returns the
     job's exit code.
 
     Raises the errors of :func:`serve_alone`; the other candidates then leave as well.
     """
     _check(options)
-    if options.life < 1 or not lease_s > 0:
+    if options.job_attempt < 1 or not lease_s > 0:
         raise ConfigError(
-            f"--candidate with --life {options.life} and --lease-s {lease_s:g}: both must be above 0, and the life "
+            f"--candidate with --life {options.job_attempt} and --lease-s {lease_s:g}: both must be above 0, and the "
+            f"job attempt "
             "the same for all candidates"
         )
     turn = index
     while True:
-        ignore_stop_signals()  # the holder of the office gets them too, and saves
-        office = asyncio.run(wait_for_office(options.run_dir, turn, lease_s, options.life))
-        if not isinstance(office, Office):
-            return ExitCode(office)
-        say(f"candidate {index} is coordinator {office.number}")
-        code = _serve_term(replace(options, office=office, run_dir=office.run_dir), office)
+        ignore_stop_signals()  # the holder of the lease gets them too, and saves
+        lease = asyncio.run(wait_for_lease(options.run_dir, turn, lease_s, options.job_attempt))
+        if not isinstance(lease, LeadershipLease):
+            return ExitCode(lease)
+        announce(f"candidate {index} is coordinator {lease.number}")
+        code = _serve_term(replace(options, lease=lease, run_dir=lease.run_dir), lease)
         if code is None:
-            turn = index if office.is_lost() else index + TURNS_STOOD_BACK
-            say(f"candidate {index} waits for the office again")
+            turn = index if lease.is_lost() else index + TURNS_STOOD_BACK
+            announce(f"candidate {index} waits for the lease again")
             continue
-        say(f"the coordinator leaves with exit code {int(code)}")
+        announce(f"the coordinator leaves with exit code {int(code)}")
         return code
 
 
-def _serve_term(options: Options, office: Office) -> ExitCode | None:
-    """Serve until the job is over, and tell the other candidates its exit code. None where the office was lost before,
+def _serve_term(options: Options, lease: LeadershipLease) -> ExitCode | None:
+    """Serve until the job is over, and tell the other candidates its exit code. None where the lease was lost before,
     or given up because the disk failed."""
     code: ExitCode | None = ExitCode.FAILED
     try:
         code = _run(options)
     except Exception as error:
-        if isinstance(error, OfficeLostError | DiskFailedError) or office.is_lost():  # no other error counts then
-            say(f"{error}")
+        if isinstance(error, LeaseLostError | DiskFailedError) or lease.is_lost():  # no other error counts then
+            announce(f"{error}")
             code = None
             return None
         code = ExitCode.BAD_INPUT if isinstance(error, ConfigError | JournalError) else ExitCode.FAILED
         raise
     finally:
-        office.close(code)
+        lease.close(code)
     return code
 
 
@@ -95,9 +96,9 @@ def _check(options: Options) -> None:
 
 def _run(options: Options) -> ExitCode:
     async def run() -> ExitCode:
-        if options.office is None:
-            patiently(lambda: show_last(options.run_dir))
-        coordinator = patiently(lambda: Coordinator(options))  # it may block: nothing else runs in this loop yet
+        if options.lease is None:
+            with_retries(lambda: show_last(options.run_dir))
+        coordinator = with_retries(lambda: Coordinator(options))  # it may block: nothing else runs in this loop yet
         return await coordinator.run()
 
     try:

@@ -54,7 +54,7 @@ class Records:
 
     def __init__(self, run_dir: RunDirectory, clock: Callable[[], float] | None = None) -> None:
         """``clock`` says the time of records, seconds since 1970."""
-        self._run_dir, self.side, self._clock = run_dir, SideFiles(say), clock or SteadyClock(run_dir)
+        self._run_dir, self.side, self._clock = run_dir, SideFiles(announce), clock or SteadyClock(run_dir)
         self._metrics: AppendedFile | None = None
         self._unwritten: list[bytes] = []
         """Lines of metrics.jsonl that are not in the file yet."""
@@ -65,25 +65,26 @@ class Records:
         self._losses: deque[str] = deque(maxlen=LOSSES_SHOWN)
         self._job = JobDescription()
         self._lines: IterationLines | None = None
-        self._boards = BoardThread(run_dir.path, say)
+        self._boards = BoardThread(run_dir.path, announce)
         self._lost_s: dict[int, float] = {}
-        """Group -> when it was lost last, in this life; seconds since 1970."""
+        """Group -> when it was lost last, in this job attempt; seconds since 1970."""
         self._status_of: tuple[State | None, Mapping[str, Any]] = (None, {})
         """The state and the line of which status.json was made last."""
         self._status_s = 0.0
         """When that was."""
         self._pause_s = PAUSE_S
-        self.life_began_unix_s = self._clock()
+        self.attempt_began_unix_s = self._clock()
         self._withdrawals: set[tuple[int, int]] = set()
         """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
         self._relieved = False
-        """Whether this process has told that a group was relieved."""
+        """Whether this process has notified that a group was relieved."""
         self._stop_signal = ""
-        """The reason of the first stop by a signal in this life, even if the life was ending already: after a signal no
-        other life may follow at once."""
+        """The reason of the first stop by a signal in this job attempt, even if the job attempt was ending already:
+        after a signal no other job attempt may follow at once."""
 
     def begin(self, job: JobDescription, state: State) -> None:
-        """The job's description is known: at the first Hello of a life, or after a restart of the coordinator."""
+        """The job's description is known: at the first Hello of a job attempt, or after a restart of the
+        coordinator."""
         self._job = job
         self.book.loss_name = job.loss_names[0]
         first_step = state.job.first_step
@@ -92,7 +93,7 @@ class Records:
             self.book.real_pieces = RealPieces(
                 job.batch_schedule(first_step), job.pieces_per_shard, job.global_batch_size
             )
-        for line in self._lines_of(state.life):
+        for line in self._lines_of(state.job_attempt):
             self._lines.add(line)
         self._boards.begin(job)
 
@@ -101,26 +102,26 @@ class Records:
     ) -> None:
         """Take the figures of one transition; ``live`` is False in a replay, which prints nothing."""
         self.book.observe(record.time_unix_s, before, record.event, decision, after, detect_s)
-        if after.life != before.life:
-            self.life_began_unix_s = record.time_unix_s
+        if after.job_attempt != before.job_attempt:
+            self.attempt_began_unix_s = record.time_unix_s
             self._stop_signal = ""
             self._lost_s.clear()
         if isinstance(record.event, StopRequested) and record.event.reason.startswith(SIGNAL_REASON):
             self._stop_signal = self._stop_signal or record.event.reason
-        told = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
+        must_publish = isinstance(record.event, Tuned | StopRequested) or self._withdrawn(record.event, before)
         commits = after.committed != before.committed and before.phase == after.phase == "running"
-        told = told or (commits and is_emergency(before, after.endangered))
+        must_publish = must_publish or (commits and is_emergency(before, after.endangered))
         relieved = isinstance(record.event, GaveBack) and not after.stopped and after.live == before.live
         changed = (after.epoch != before.epoch and not relieved) or after.phase != before.phase
         if changed and after.live != before.live:
             self._members(record.time_unix_s, before, after, live)
         if isinstance(record.event, Lost) and changed:
             self._losses.append(decision.reason)
-        if live and (changed or told):
-            say(decision.reason)
+        if live and (changed or must_publish):
+            announce(decision.reason)
         if live and relieved and after.epoch != before.epoch and not self._relieved:
             self._relieved = True
-            say(f"{decision.reason}; later ones are counted in metrics.jsonl (pieces_given)")
+            announce(f"{decision.reason}; later ones are counted in metrics.jsonl (pieces_given)")
 
     def _members(self, time_s: float, before: State, after: State, live: bool) -> None:
         """Who is lost, and who is a member again."""
@@ -134,7 +135,7 @@ class Records:
             "book": self.book.memo(),
             "unwritten": [json.loads(line) for line in self._unwritten],
             "losses": list(self._losses),
-            "life_began_unix_s": self.life_began_unix_s,
+            "life_began_unix_s": self.attempt_began_unix_s,
             "stop_signal": self._stop_signal,
             "withdrawals": sorted(self._withdrawals),
         }
@@ -143,7 +144,7 @@ class Records:
         """Go on from the memo of the process that took a snapshot; what followed it is observed next."""
         self.book.recall(memo["book"], memo["unwritten"])
         self._losses.extend(memo["losses"])
-        self.life_began_unix_s, self._stop_signal = memo["life_began_unix_s"], memo["stop_signal"]
+        self.attempt_began_unix_s, self._stop_signal = memo["life_began_unix_s"], memo["stop_signal"]
         self._withdrawals = {(group, incarnation) for group, incarnation in memo.get("withdrawals", ())}
 
     def _withdrawn(self, event: Event, before: State) -> bool:
@@ -176,11 +177,11 @@ class Records:
         self._metrics.append(b"".join(self._unwritten))
         self._unwritten = []
 
-    def _lines_of(self, life: int) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl of one life; none where the file cannot be read now: then the next iteration line
-        averages fewer steps."""
+    def _lines_of(self, job_attempt: int) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl of one job attempt; none where the file cannot be read now: then the next
+        iteration line averages fewer steps."""
         try:
-            return [line for line in metrics_lines(self._run_dir.metrics) if line.get("life") == life]
+            return [line for line in metrics_lines(self._run_dir.metrics) if line.get("life") == job_attempt]
         except (OSError, ValueError):
             return []
 
@@ -192,7 +193,7 @@ class Records:
         """Replace status.json: at once where it is about more than the next step; for steps, and for ``watched``, which
         changes all the time, now and then."""
         now_s, (known, line) = round(self._clock(), 3), self._status_of
-        if not force and known is not None and _told_at_once(state) == _told_at_once(known):
+        if not force and known is not None and _reported_at_once(state) == _reported_at_once(known):
             trains = state.phase in ("running", "ending")
             changed = state is not known or self._last_line is not line
             if not (trains or changed) or 0 <= now_s - self._status_s < self._pause_s:
@@ -200,7 +201,7 @@ class Records:
         self._status_of, self._status_s, began_s = (state, self._last_line), now_s, time.thread_time()
         status = {
             "phase": state.phase,
-            "life": state.life,
+            "life": state.job_attempt,
             "epoch": state.epoch,
             "first_step": state.spec.first_step if state.spec else 0,
             "step": state.committed[0],
@@ -243,7 +244,7 @@ class Records:
             "wipe_outs": totals.wipe_outs,
             "soft_wipe_outs": totals.soft_wipe_outs,
             "joins": totals.joins,
-            "lives": state.life,
+            "lives": state.job_attempt,
             "stall_s": round(self.book.stall_s, 3),
             "loss": last.get("loss"),
             "weights_digest": first_part(state.last_weights or "") or None,
@@ -273,11 +274,11 @@ class Records:
             self._boards.do(partial(_tell, line))
 
 
-def _told_at_once(state: State) -> tuple[object, ...]:
+def _reported_at_once(state: State) -> tuple[object, ...]:
     """What status.json says of a state that is news: all but what changes with each step of a job that nothing
     happens to."""
     members = state.live, state.learners, state.drained, state.adopted, state.slowness
-    return state.phase, state.life, state.outcome, state.saved_step, *members
+    return state.phase, state.job_attempt, state.outcome, state.saved_step, *members
 
 
 def _write(point: BoardPoint, boards: Boards) -> None:
@@ -305,7 +306,7 @@ def metrics_lines(path: Path) -> Iterator[dict[str, Any]]:
                         yield line
 
 
-def say(text: str) -> None:
+def announce(text: str) -> None:
     """Write one line to the coordinator's standard output, which spare-launch shows."""
     sys.stdout.write(f"spare: {text}\n")
     sys.stdout.flush()

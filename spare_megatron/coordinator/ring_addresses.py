@@ -1,7 +1,7 @@
 """Where the ranks of each group listen for the replica rings, and where they serve state to learners, as the groups
 said with their Hellos.
 
-Not in the journal: a coordinator that takes over hears them again, with the first Hello of each group.
+Not in the journal: a coordinator that takes over receives them again, with the first Hello of each group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Incarnation = tuple[int, int]
 
 
 class RingAddresses:
-    """The addresses of all groups that have said Hello to this coordinator."""
+    """The addresses of all groups that have sent Hello to this coordinator."""
 
     def __init__(self) -> None:
         self._addresses: dict[Incarnation, tuple[str, ...]] = {}
@@ -29,8 +29,8 @@ class RingAddresses:
         million."""
 
     def learn(self, group: int, incarnation: int, addresses: Sequence[str], serving_at: Sequence[str]) -> None:
-        """Take what a group said, by position: where its ranks listen for the rings, and where they serve state; what
-        an older incarnation said is forgotten."""
+        """Take what a group reported, by position: where its ranks listen for the rings, and where they serve state;
+        what an older incarnation said is forgotten."""
         known = self._incarnations.get(group, incarnation)
         if known > incarnation:
             return
@@ -53,7 +53,7 @@ class RingAddresses:
 
     def groups_at(self, hosts: Collection[str], present: Mapping[int, int]) -> list[int]:
         """The groups of ``present`` (group -> incarnation) that have a rank at one of the ``hosts``, which are names or
-        numbers as the ranks said them."""
+        numbers as the ranks reported them."""
         return sorted(
             group
             for group, incarnation in present.items()

@@ -37,13 +37,13 @@ from spare_megatron.coordinator.action_dispatcher import ActionDispatcher
 from spare_megatron.coordinator.backlog import Backlog
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
 from spare_megatron.coordinator.drain_requests import DrainRequests
-from spare_megatron.coordinator.election import Office
+from spare_megatron.coordinator.election import LeadershipLease
 from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_events import JobEvents
 from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.paces import Paces, steady_s
-from spare_megatron.coordinator.records import Records, say
+from spare_megatron.coordinator.records import Records, announce
 from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.streams import Stream, Streams
@@ -105,18 +105,18 @@ class Options:
 
     listen: str
     run_dir: RunDirectory
-    life: int = 0
-    """Number of the job's life; one that is higher than the journal's begins with the first Hello. 0: go on with the
-    journal's life, or begin the next one where that has ended."""
+    job_attempt: int = 0
+    """Number of the job attempt; one that is higher than the journal's begins with the first Hello. 0: go on with the
+    journal's job attempt, or begin the next one where that has ended."""
     tls_dir: str = ""
     on_event: str = ""
     """The operator's command, run for each event (coordinator.job_events); empty: none."""
-    office: Office | None = None
-    """The office that this coordinator holds, where several candidates share the run directory; else None."""
+    lease: LeadershipLease | None = None
+    """The lease that this coordinator holds, where several candidates share the run directory; else None."""
 
 
 class Coordinator:
-    """One coordinator process. Its creator holds the run directory's lock, or the office."""
+    """One coordinator process. Its creator holds the run directory's lock, or the lease."""
 
     def __init__(self, options: Options) -> None:
         self._options, self._dir = options, options.run_dir
@@ -126,23 +126,23 @@ class Coordinator:
         self._clock = SteadyClock(self._dir)
         self._records = Records(self._dir, self._clock)
         self._tuning = JobTuning(self._clock())
-        self._events = JobEvents(options.on_event, self._dir.path, say)
+        self._events = JobEvents(options.on_event, self._dir.path, announce)
         self._accepted = ""
         self._paces, self._lasting = Paces(), LastingPaces()
         self._restarts = RestartAnswers(lambda: self._state, lambda: self._nothing_is_decided)
         found = resume(self._dir.journal, self._replayed, self._recall)
         for note in found.notes:
-            say(f"{note}; more of the journal is replayed")
+            announce(f"{note}; more of the journal is replayed")
         self._clock.not_before(self._tuning.recorded_s)
         self._state = found.state
-        office, published = options.office, self._dir.coordinator_for_sure()
-        confirm = office.confirm if office else _nobody_else
-        self._journal = Journal(self._dir.journal, found, self._clock, confirm, say)
-        self._backlog = Backlog(say, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
-        self._fencing = office.number if office else 1 + max(self._state.fencing, published.fencing if published else 0)
+        lease, published = options.lease, self._dir.coordinator_for_sure()
+        confirm = lease.confirm if lease else _nobody_else
+        self._journal = Journal(self._dir.journal, found, self._clock, confirm, announce)
+        self._backlog = Backlog(announce, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
+        self._fencing = lease.number if lease else 1 + max(self._state.fencing, published.fencing if published else 0)
         over = self._state.phase in ("closed", "stopped")
-        self._life = options.life or self._state.life + over
-        self._unopened = self._life > self._state.life
+        self._job_attempt = options.job_attempt or self._state.job_attempt + over
+        self._unopened = self._job_attempt > self._state.job_attempt
         self._fingerprint = "" if self._unopened else self._state.job.fingerprint
         self._job = JobDescription()
         self._detector = Detector(self._job.timeouts, time.monotonic())
@@ -158,7 +158,9 @@ class Coordinator:
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
         self._resumed = False
-        if self._accepted and self._unopened:  # all of the life before may have died between the record and the files
+        if (
+            self._accepted and self._unopened
+        ):  # all of the job attempt before may have died between the record and the files
             self._publish_accepted()
 
     def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
@@ -180,7 +182,8 @@ class Coordinator:
         self._records.recall(memo["records"])
         self._tuning.recall(memo["tuning"])
 
-    # --------------------------------------------------------------------------------------------------------- life
+    # --------------------------------------------------------------------------------------------------------- job
+    # attempt
 
     async def run(self) -> ExitCode:
         """Serve until the job is over; the exit code says how it ended."""
@@ -218,10 +221,10 @@ class Coordinator:
             await server.stop(grace=0.2)
 
     def _start_tasks(self, address: CoordinatorAddress) -> list[asyncio.Task[None]]:
-        office, work = self._options.office, [self._watch(), self._write_status(), collect_in_pauses()]
-        publish = partial(self._dir.publish_coordinator if office is None else office.publish, address)
+        lease, work = self._options.lease, [self._watch(), self._write_status(), collect_in_pauses()]
+        publish = partial(self._dir.publish_coordinator if lease is None else lease.publish, address)
         self._backlog.do(publish)
-        work.append(self._keep_published(publish) if office is None else office.until_lost())
+        work.append(self._keep_published(publish) if lease is None else lease.until_lost())
         return [asyncio.create_task(one) for one in work]
 
     async def _until_over(self, tasks: list[asyncio.Task[None]]) -> None:
@@ -235,12 +238,12 @@ class Coordinator:
             raise self._error
         if self._state.stopped:
             if self._resumed:
-                await asyncio.sleep(self._job.timeouts.grace_s)  # groups may come back to hear of the end
+                await asyncio.sleep(self._job.timeouts.grace_s)  # groups may come back to learn of the end
             await self._streams.wait_empty(self._job.timeouts.heartbeat_timeout_s)
             self._records.finish(self._state)
 
     def _resume(self) -> None:
-        """Go on with the journal's life: its groups must be heard again within the heartbeat time-out."""
+        """Go on with the journal's job attempt: its groups must be received again within the heartbeat time-out."""
 
         def expect() -> None:
             now_s = time.monotonic()
@@ -252,7 +255,7 @@ class Coordinator:
 
         self._resumed = True
         self._backlog.do(self._read_job)
-        self._apply(Opened(self._state.job, self._state.life, self._fencing))
+        self._apply(Opened(self._state.job, self._state.job_attempt, self._fencing))
         if self._accepted:  # the coordinator before may have died between the record and the file
             self._backlog.do(self._publish_accepted)
         self._backlog.do(expect)
@@ -268,7 +271,7 @@ class Coordinator:
             self._adopt_job(decode(kept))
 
     def _open(self, spec: JobSpec, job: JobDescription) -> None:
-        """Begin a new life, at its first Hello."""
+        """Begin a new job attempt, at its first Hello."""
 
         def begin() -> None:
             self._adopt_job(job)
@@ -277,21 +280,21 @@ class Coordinator:
 
         self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
         self._backlog.do(partial(write_json, self._dir.job, encode(job), durable=True))
-        self._apply(Opened(spec, self._life, self._fencing))
+        self._apply(Opened(spec, self._job_attempt, self._fencing))
         self._backlog.do(begin)
 
     def _adopt_job(self, job: JobDescription) -> None:
         self._job = job
         self._detector.adopt(job.timeouts)
         self._records.begin(job, self._state)
-        self._deadlines.limit_duration(job.exit_duration_s, self._records.life_began_unix_s)
+        self._deadlines.limit_duration(job.exit_duration_s, self._records.attempt_began_unix_s)
         self._tuning.begin(job.tuning)
 
     def _address(self, address: str) -> CoordinatorAddress:
         return CoordinatorAddress(
             address=address,
             fencing=self._fencing,
-            life=self._life,
+            job_attempt=self._job_attempt,
             highest_incarnation=max(self._state.highest.values(), default=-1),
             pid=os.getpid(),
             host=socket.gethostname(),
@@ -333,7 +336,7 @@ class Coordinator:
         if isinstance(action, AcceptSave) and _is_newest(action, self._state):
             self._accepted = action.directory
             self._publish_accepted()
-        self._dispatcher.say(action)
+        self._dispatcher.announce(action)
         if isinstance(action, SendFenced):
             self._restarts.observe((action,))
             if not self._is_there(action.group, action.incarnation):
@@ -344,7 +347,7 @@ class Coordinator:
         if self._state.stopped and not before.stopped:
             self._end()
         if isinstance(record.event, Tuned):
-            publish_choice(record.event, self._state.life, self._dir, self._records.side)
+            publish_choice(record.event, self._state.job_attempt, self._dir, self._records.side)
         self._tuning.observe(record.time_unix_s, before, record.event, self._state)
         self._events.observe(record, before, self._state)
         self._journal.keep(self._state, self._memo)
@@ -367,7 +370,7 @@ class Coordinator:
         await done.wait()
 
     def _fail(self, error: Exception) -> None:
-        """Decide nothing any more after a bug, a lost office, or a disk that does not come back."""
+        """Decide nothing any more after a bug, a lost lease, or a disk that does not come back."""
         self._error = error
         self._over.set()
 
@@ -398,8 +401,8 @@ class Coordinator:
                 self._detector.closed(stream.group, stream.incarnation, time.monotonic())
 
     async def _arrival(self, context: grpc.aio.ServicerContext) -> Stream | None:
-        """The stream of a group that arrives; None where it has said nothing or may not come in, which it was told.
-        What it said, with the addresses of all its ranks, is not kept for as long as the stream lasts."""
+        """The stream of a group that arrives; None where it has said nothing or may not come in, of which it was
+        notified. What it said, with the addresses of all its ranks, is not kept for as long as the stream lasts."""
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return None
@@ -414,7 +417,7 @@ class Coordinator:
             reason = f"group {hello.group} incarnation {hello.incarnation} is there already, as another process"
             await context.write(pb.Order(fenced=pb.Fenced(fencing=self._fencing, reason=reason)))
             return None
-        stream = Stream(hello.group, hello.incarnation, hello.birth, context)
+        stream = Stream(hello.group, hello.incarnation, hello.process_nonce, context)
         self._streams.add(stream)
         stream.send(pb.Order(welcome=pb.Welcome(fencing=self._fencing)))
         if self._unopened:
@@ -427,7 +430,7 @@ class Coordinator:
             self._apply(hello)
             self._backlog.do(known)
         for report in first.then:
-            self._hear(stream, report)
+            self._receive(stream, report)
         return stream
 
     def _know(self, stream: Stream, ranks: int, addresses: tuple[str, ...], serving_at: tuple[str, ...]) -> None:
@@ -439,7 +442,7 @@ class Coordinator:
         if self._streams.of(*member) is not stream:  # it has ended while this waited for the disk
             self._detector.closed(*member, now_s)
         self._addresses.learn(*member, addresses, serving_at)
-        self._dispatcher.heard(*member)
+        self._dispatcher.received(*member)
 
     def _refusal(self, hello: Hello, job: JobDescription) -> str:
         """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
@@ -452,10 +455,10 @@ class Coordinator:
         """Whether an incarnation belongs to another process (rule 16). The machine would fence this one too, but by
         then its stream would have taken the place of the other's."""
         stream = self._streams.of(hello.group, hello.incarnation)
-        births = {stream.birth} if stream else set()
+        process_nonces = {stream.process_nonce} if stream else set()
         if self._is_there(hello.group, hello.incarnation):
-            births.add(self._state.births[hello.group][1])
-        return bool(births - {hello.birth})
+            process_nonces.add(self._state.process_nonces[hello.group][1])
+        return bool(process_nonces - {hello.process_nonce})
 
     def _is_there(self, group: int, incarnation: int) -> bool:
         return self._state.incarnation_of(group) == incarnation
@@ -463,15 +466,15 @@ class Coordinator:
     async def _listen(self, stream: Stream, context: grpc.aio.ServicerContext) -> None:
         while (report := await context.read()) is not grpc.aio.EOF:
             for one in (report, *report.then):
-                self._hear(stream, one)
+                self._receive(stream, one)
         stream.end()
 
-    def _hear(self, stream: Stream, report: pb.GroupReport) -> None:
+    def _receive(self, stream: Stream, report: pb.GroupReport) -> None:
         kind, group, now_s = report.WhichOneof("kind"), stream.group, time.monotonic()
         if kind == "heartbeat":
             beat = protobuf_codec.read(report.heartbeat, Heartbeat)
             self._detector.heartbeat(group, stream.incarnation, beat, now_s)
-            self._paces.hear(group, stream.incarnation, beat.pace, now_s)
+            self._paces.receive(group, stream.incarnation, beat.pace, now_s)
         elif kind == "ballot":
             vote = protobuf_codec.read(report.ballot.vote, Vote)
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):
@@ -493,9 +496,9 @@ class Coordinator:
             at = report.runs_out.step, report.runs_out.epoch
             self._relieve(self._paces.runs_out(self._state, group, at, now_s))
         elif kind == "step_report":
-            told = json.loads(report.step_report.report_json)
-            self._records.report(report.step_report.step, told)
-            self._tuning.report(told)
+            reported = json.loads(report.step_report.report_json)
+            self._records.report(report.step_report.step, reported)
+            self._tuning.report(reported)
         elif kind == "stop_request":
             self._apply(StopRequested(report.stop_request.reason))
         elif kind == "rank_closed":
@@ -551,8 +554,8 @@ class Coordinator:
             if gone:
                 self._fail(ConfigError(gone))
                 return
-            if self._options.office is not None:
-                self._options.office.confirm()
+            if self._options.lease is not None:
+                self._options.lease.confirm()
             self._records.write_status(self._state, self._watched)
             await asyncio.sleep(STATUS_INTERVAL_S)
 

@@ -6,7 +6,7 @@ is checked before it is used: its own checksum, and that the bytes of its part u
 taken behind.
 
 A snapshot is taken only behind a final record, which was on the disk and confirmed by then. So its place is in the
-journal of every later holder of the office, and a process that was stopped for long may still write it.
+journal of every later holder of the lease, and a process that was stopped for long may still write it.
 
 ``snapshot-000003.json`` is the newest one of part 3; those of finished parts are kept, in case a newer one is damaged.
 """
@@ -31,7 +31,7 @@ class Snapshot:
     """The state of a job at one place of its journal."""
 
     place: JournalPlace
-    settled_bytes: int
+    durable_bytes: int
     """How much of the part of ``place`` was certainly on the disk: all up to there, or nothing where only its header
     is."""
     state: State
@@ -44,7 +44,7 @@ def save_snapshot(path: Path, snapshot: Snapshot) -> None:
     content = {
         "format": FORMAT,
         **snapshot.place._asdict(),
-        "settled_bytes": snapshot.settled_bytes,
+        "settled_bytes": snapshot.durable_bytes,
         "state": encode_state(snapshot.state),
         "seen": snapshot.seen,
     }

@@ -18,12 +18,12 @@ from spare_megatron.runtime import failpoints
 class Stream:
     """One leader's connection."""
 
-    def __init__(self, group: int, incarnation: int, birth: str, context: grpc.aio.ServicerContext) -> None:
-        self.group, self.incarnation, self.birth = group, incarnation, birth
+    def __init__(self, group: int, incarnation: int, process_nonce: str, context: grpc.aio.ServicerContext) -> None:
+        self.group, self.incarnation, self.process_nonce = group, incarnation, process_nonce
         self.neighbour: tuple[int, int] | None = None
-        """The (group, incarnation) whose addresses this group was told last."""
+        """The (group, incarnation) whose addresses this group received last."""
         self.offer = 0
-        """The offer whose donors' addresses this group was told last."""
+        """The offer whose donors' addresses this group received last."""
         self._context = context
         self._orders: asyncio.Queue[AnyOrder | None] = asyncio.Queue()
 

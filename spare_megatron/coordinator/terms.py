@@ -1,4 +1,4 @@
-"""The terms of office in a run directory, as files: which term is the newest, and which files belong to it.
+"""The terms in a run directory, as files: which term is the newest, and which files belong to it.
 
 * ``terms/N.json`` begins term N; N is the fencing number. It is made by a hard link, which fails where the name is
   taken, also on network file systems, so that only one claim succeeds. Only its holder rewrites it.
@@ -17,7 +17,7 @@ shows the newer term if there is one by then; and the present holder checks the 
 are right once the last such rename is done and either its process or the holder has run on.
 
 A look that cannot see what must be there (a listing that fails or is behind, a file that is gone between listing and
-reading, half a file) raises :class:`UnseenError`: it says nothing about who holds office.
+reading, half a file) raises :class:`UnseenError`: it says nothing about who holds the lease.
 """
 
 from __future__ import annotations
@@ -29,11 +29,17 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from spare_megatron.coordinator.journal_parts import copy_journal, link_parts
 from spare_megatron.runtime import failpoints
-from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, scratch_of, write_json
+from spare_megatron.runtime.run_directory import (
+    CoordinatorAddress,
+    RunDirectory,
+    of_keys,
+    scratch_of,
+    to_keys,
+    write_json,
+)
 
 
 class UnseenError(OSError):
@@ -49,12 +55,12 @@ class Term:
     """The content of the file of one term."""
 
     number: int
-    life: int
-    """The life of the job in which the term began; with that life the term is over."""
+    job_attempt: int
+    """The job attempt in which the term began; with that job attempt the term is over."""
     beat: int = 0
     """A counter that grows while the holder lives."""
     over: int | None = None
-    """The job's exit code, once this life is over."""
+    """The job's exit code, once this job attempt is over."""
     address: CoordinatorAddress | None = None
     """Where the holder serves; None before it does."""
 
@@ -72,12 +78,12 @@ class Terms:
         """The newest term; None before the first. Raises UnseenError."""
         return next(self._downwards(), None)
 
-    def claim(self, before: Term | None, life: int) -> Term | None:
+    def claim(self, before: Term | None, job_attempt: int) -> Term | None:
         """Begin the term after ``before``, the newest one seen; None where another candidate was faster."""
         published = self._run_dir.coordinator()
         number = 1 + max(before.number if before else 0, published.fencing if published else 0)
-        term, scratch = Term(number, life), scratch_of(self._folder / f"claim-{number}")
-        write_json(scratch, asdict(term))
+        term, scratch = Term(number, job_attempt), scratch_of(self._folder / f"claim-{number}")
+        write_json(scratch, to_keys(asdict(term)))
         try:
             failpoints.hit("term.claim")
             os.link(scratch, self._path(number))
@@ -91,7 +97,7 @@ class Terms:
 
     def write(self, term: Term) -> None:
         """Rewrite the file of a term, which only its holder may do."""
-        write_json(self._path(term.number), asdict(term))
+        write_json(self._path(term.number), to_keys(asdict(term)))
 
     def open(self, number: int) -> RunDirectory:
         """Take over the files that the terms before ``number`` left. Returns the run directory with this term's own
@@ -151,7 +157,7 @@ class Terms:
         path = self._path(number)
         try:
             failpoints.hit_file(path, "read")
-            plain: dict[str, Any] = json.loads(path.read_text())
+            plain = of_keys(json.loads(path.read_text()))
             address = plain.pop("address")
             return Term(**plain, address=None if address is None else CoordinatorAddress(**address))
         except (OSError, ValueError, TypeError, KeyError) as error:

@@ -28,11 +28,11 @@ def watched_figures(
     are known; ``time_to_train``: as the coordinator's tuning has it."""
     groups = {}
     for group, one in sorted(standings.items()):
-        groups[str(group)] = told = _standing(one)
+        groups[str(group)] = reported = _standing(one)
         if group in speed:
-            told["speed"] = speed[group]
+            reported["speed"] = speed[group]
         if group in left:
-            told["left"] = left[group][0]
+            reported["left"] = left[group][0]
     return {"groups": groups, "time_to_train": time_to_train}
 
 

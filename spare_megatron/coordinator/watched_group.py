@@ -9,14 +9,14 @@ from spare_megatron.control_plane.reports import LastRank
 
 
 class GroupStanding(NamedTuple):
-    """Where a group is, as last heard."""
+    """Where a group is, as last received."""
 
     last: LastRank | None
-    """The rank that is furthest behind; None before it was heard."""
+    """The rank that is furthest behind; None before it was received."""
     still_s: float
     """For how long that rank has been where it is."""
     silent_s: float
-    """For how long the group, or a rank of it, has not been heard."""
+    """For how long the group, or a rank of it, has not been received."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class WatchedGroup:
 
     incarnation: int
     size: int
-    heard_s: float
+    received_s: float
     """When its leader's last beat came."""
     silence_from_s: float
     """Nobody's silence counts from before this time."""
@@ -63,5 +63,5 @@ class WatchedGroup:
 
     def standing(self, at_s: float) -> GroupStanding:
         """What is known of it at this time."""
-        heard_s = self.heard_s if self.late is None else min(self.heard_s, self.late[1])
-        return GroupStanding(self.last, at_s - self.moved_s, at_s - heard_s)
+        received_s = self.received_s if self.late is None else min(self.received_s, self.late[1])
+        return GroupStanding(self.last, at_s - self.moved_s, at_s - received_s)

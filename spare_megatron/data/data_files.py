@@ -72,7 +72,7 @@ class DataFile:
 
 def file_identities(prefixes: Iterable[str]) -> dict[str, tuple[int, int]]:
     """Prefix -> device and inode of its .bin now: a job that maps one goes on with it when another takes its name."""
-    return {prefix: ((told := Path(f"{prefix}.bin").stat()).st_dev, told.st_ino) for prefix in prefixes}
+    return {prefix: ((reported := Path(f"{prefix}.bin").stat()).st_dev, reported.st_ino) for prefix in prefixes}
 
 
 def check_file(prefix: str, offsets: bool = True) -> DataFile:

@@ -3,10 +3,10 @@
 An integer sum over all groups becomes fp32(sum / 2^exponent) as soon as it is complete, on the one member that owns it;
 fp32 is what travels on, what is kept, and what each rank later divides by the number of microbatches or tokens.
 
-The witness has two numbers for each parameter of which the rank keeps a part. A member adds to the first the checksum
-of its own pieces, less that of the integers that it converted; to the second the checksum of the bits that it made of
-them. Summed over the members, the first is 0, as the checksum is linear: the sums had what all pieces put in. The
-second is what the checksum of the results must be on every member.
+The check vector has two numbers for each parameter of which the rank keeps a part. A member adds to the first the
+checksum of its own pieces, less that of the integers that it converted; to the second the checksum of the bits that it
+made of them. Summed over the members, the first is 0, as the checksum is linear: the sums had what all pieces put in.
+The second is what the checksum of the results must be on every member.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class SumConversion:
         return len(self._sizes)
 
     @property
-    def witness_size(self) -> int:
-        """Elements of the witness."""
+    def check_vector_size(self) -> int:
+        """Elements of the check vector."""
         return 2 * sum(self._sizes)
 
     def begin(self) -> SumTally:
@@ -84,7 +84,8 @@ class SumTally:
         """What compiled code calls for sums of ``dtype``; None where there is no such code."""
         return self._converters[tensor].compiled(dtype, self._found_of[tensor])
 
-    def witness(self) -> torch.Tensor:
-        """What this member adds to the witness: first of all parameters what is missing, then what the results have."""
+    def check_vector(self) -> torch.Tensor:
+        """What this member adds to the check vector: first of all parameters what is missing, then what the results
+        have."""
         integers, results = self._found.unbind(1)
         return torch.cat([self._expected().to(integers.device) - integers, results])

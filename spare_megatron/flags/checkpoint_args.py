@@ -256,9 +256,9 @@ class _Reader:
 
     def _differs(self, name: str, value: Any, whose: str) -> None:
         switch = _spec(name).kind in ("on", "off")
-        said = _flag(name) if switch else f"{_flag(name)} {getattr(self._ns, name)}"
+        reported = _flag(name) if switch else f"{_flag(name)} {getattr(self._ns, name)}"
         how = "without it" if switch or value is None else f"with {value}"
-        self._taken.differences.append(f"{said} is given, but {self._taken.where} was saved {how}: {whose} counts")
+        self._taken.differences.append(f"{reported} is given, but {self._taken.where} was saved {how}: {whose} counts")
 
 
 def _refuse_unsupported(ns: Namespace, where: Path, args: Mapping[str, Any]) -> None:

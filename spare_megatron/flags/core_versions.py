@@ -2,8 +2,8 @@
 
 ``core_tables/`` has the fields of megatron-core's dataclasses, one file for each minor version, as
 ``megatron_adapter.flag_sources`` finds them there. Flags are made of all of them, so that a flag of a newer
-megatron-core is known everywhere, and a job with an older one is told which version it needs. Imports neither torch nor
-megatron: the installed version is read from its package's metadata.
+megatron-core is known everywhere, and a job with an older one is notified which version it needs. Imports neither torch
+nor megatron: the installed version is read from its package's metadata.
 """
 
 from __future__ import annotations

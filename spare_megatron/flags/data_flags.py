@@ -32,7 +32,7 @@ def resolve_data(ns: Namespace) -> None:
 
 
 def names_no_data(ns: Namespace) -> bool:
-    """Whether ``--data-path`` is there without a word: a variable of the user's script was empty."""
+    """Whether ``--data-path`` is there without a message: a variable of the user's script was empty."""
     return bool(ns.data_path == [])
 
 

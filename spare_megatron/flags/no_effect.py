@@ -290,5 +290,5 @@ def notes(names: list[str], ns: Namespace) -> Iterator[str]:
     for (dest, value), reason in VALUES.items():
         if getattr(ns, dest) == value:
             by_reason.setdefault(reason, []).append(f"--{dest.replace('_', '-')} {value}")
-    for reason, said in by_reason.items():
-        yield f"{' and '.join(dict.fromkeys(said))}: {reason}"
+    for reason, reported in by_reason.items():
+        yield f"{' and '.join(dict.fromkeys(reported))}: {reason}"

@@ -57,10 +57,11 @@ class Refusal:
     reason: str
     instead: str
 
-    def sentence(self, *said: str) -> str:
-        """The sentence that a user sees. ``said`` are the refused flags, with a value where only that is refused."""
-        verb = "is" if len(said) == 1 else "are"
-        return f"{' and '.join(said)} {verb} not supported: {self.reason}" + (
+    def sentence(self, *reported: str) -> str:
+        """The sentence that a user sees. ``reported`` are the refused flags, with a value where only that is
+        refused."""
+        verb = "is" if len(reported) == 1 else "are"
+        return f"{' and '.join(reported)} {verb} not supported: {self.reason}" + (
             f"; {self.instead}" if self.instead else ""
         )
 
@@ -72,12 +73,12 @@ def all_sentences(given: Sequence[tuple[str, Refusal]], lines_max: int = LINES_M
     """One line for each reason, with all given flags that it refuses, so that a user sees all of them at once; beyond
     ``lines_max`` lines only the flags."""
     by_reason: dict[Refusal, list[str]] = {}
-    for said, refusal in given:
+    for reported, refusal in given:
         by_reason.setdefault(refusal, [])
-        if said not in by_reason[refusal]:
-            by_reason[refusal].append(said)
-    lines = [refusal.sentence(*said) for refusal, said in by_reason.items()]
-    left = [word for said in list(by_reason.values())[lines_max:] for word in said]
+        if reported not in by_reason[refusal]:
+            by_reason[refusal].append(reported)
+    lines = [refusal.sentence(*reported) for refusal, reported in by_reason.items()]
+    left = [word for reported in list(by_reason.values())[lines_max:] for word in reported]
     return "\n".join(lines[:lines_max] + ([f"and {' '.join(left)} are not supported either"] if left else []))
 
 

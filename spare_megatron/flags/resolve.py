@@ -221,7 +221,7 @@ def counted_layers(ns: Namespace) -> int:
 
 
 def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
-    """The job's shape (N, D, batch) from the flags and from ``hint``, what the launcher told."""
+    """The job's shape (N, D, batch) from the flags and from ``hint``, what the launcher passed on."""
     model = ns.tensor_model_parallel_size * ns.pipeline_model_parallel_size * ns.context_parallel_size
     inner = resolve_inner(ns, hint, model)
     groups = hint.num_groups
@@ -265,11 +265,11 @@ def resolve_shape(ns: Namespace, hint: WorldHint) -> JobShape:
 def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
     """D: as --spare-inner-data-parallel gives it, else from the number of ranks that were started, else the least that
     expert parallelism allows."""
-    said = ns.spare_inner_data_parallel
+    reported = ns.spare_inner_data_parallel
     at_least(ns, 1, "spare_inner_data_parallel", "num_distributed_optimizer_instances")
     unit = expert_unit(ns)
-    inner = said or unit
-    if said is None and hint.world_size is not None and ns.num_distributed_optimizer_instances > 1:
+    inner = reported or unit
+    if reported is None and hint.world_size is not None and ns.num_distributed_optimizer_instances > 1:
         ranks = model * ns.num_distributed_optimizer_instances
         if hint.world_size % ranks:
             raise ConfigError(
@@ -278,7 +278,7 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
                 f"start {nearest_multiple(hint.world_size, ranks)}"
             )
         inner = hint.world_size // ranks
-    if said is None and hint.group_size is not None and hint.group_size % model == 0:
+    if reported is None and hint.group_size is not None and hint.group_size % model == 0:
         inner = hint.group_size // model
     if hint.group_size is not None and hint.group_size != model * inner:
         raise ConfigError(
@@ -295,7 +295,7 @@ def resolve_inner(ns: Namespace, hint: WorldHint, model: int) -> int:
     return inner
 
 
-def say_inner(ns: Namespace, shape: JobShape) -> None:
+def explain_inner(ns: Namespace, shape: JobShape) -> None:
     """Add a note that says what ``--use-distributed-optimizer`` does in this job."""
     if not ns.use_distributed_optimizer:
         return
@@ -310,7 +310,7 @@ def say_inner(ns: Namespace, shape: JobShape) -> None:
         ns.spare_notes += (f"{flag}: each group's optimizer state is divided over its {ranks} inner ranks",)
 
 
-def say_auto(ns: Namespace) -> None:
+def explain_auto(ns: Namespace) -> None:
     """Add notes about choices that were asked for with 'auto' and cannot be made without --save, or about what a save
     without the optimizer cannot do."""
     if ns.save is not None:

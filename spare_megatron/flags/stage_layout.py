@@ -53,8 +53,8 @@ def check_layout(text: str, pipeline: int, layers: int, predicted: int = 0) -> l
             raise ConfigError(f"{FLAG} {text!r} must {where} with {letter}, for the {LETTERS[letter]}, and have one")
     for letter, named, number in (("t", "--num-layers", layers), ("m", "--mtp-num-layers", predicted)):
         if flat.count(letter) != number:
-            said = counted(flat.count(letter), LETTERS[letter], LETTERS[letter].replace("layer", "layers"))
-            raise ConfigError(f"{FLAG} has {said} ({letter}) and {named} is {number}; let them agree")
+            reported = counted(flat.count(letter), LETTERS[letter], LETTERS[letter].replace("layer", "layers"))
+            raise ConfigError(f"{FLAG} has {reported} ({letter}) and {named} is {number}; let them agree")
     if not stages[-1].endswith("m" * predicted + "L"):
         raise ConfigError(
             f"{FLAG} {text!r} has layers of multi-token prediction before the last stage or before other layers; put "

@@ -29,7 +29,7 @@ def pattern(numel: int, device: torch.device) -> torch.Tensor:
     return (torch.arange(numel, device=device) * 2_654_435_761) % (1 << 33) - (1 << 32)
 
 
-def say(**words: Any) -> None:
+def announce(**words: Any) -> None:
     """Write one line."""
     sys.stdout.write(json.dumps(words | {"at_s": time.monotonic()}) + "\n")
     sys.stdout.flush()
@@ -60,7 +60,7 @@ class Process:
                 members = tuple(map(Member, command["members"]))
                 self.epoch = command["epoch"]
                 self.replicas.adopt(Membership(command["epoch"], members, command["right_at"]))
-                say(event="adopted", epoch=command["epoch"])
+                announce(event="adopted", epoch=command["epoch"])
             else:
                 self.work.put(command)
         self.work.put({"do": "end"})
@@ -68,14 +68,14 @@ class Process:
     def run(self) -> None:
         """The training thread's loop."""
         threading.Thread(target=self.control, daemon=True).start()
-        say(event="up", address=self.replicas.address)
+        announce(event="up", address=self.replicas.address)
         while True:
             command = self.work.get()
             match command["do"]:
                 case "sum":
                     self.sum(command["epoch"], command["members"], command["numel"])
                 case "figures":
-                    say(event="figures", **self.figures())
+                    announce(event="figures", **self.figures())
                 case _:
                     self.replicas.close()
                     return
@@ -86,7 +86,7 @@ class Process:
             self._patterns = {numel: pattern(numel, self.device)}
         mine = self._patterns[numel]
         began_s = time.monotonic()
-        say(event="begun", epoch=epoch)
+        announce(event="begun", epoch=epoch)
         outcome = self.replicas.reduce(epoch, Reduction((mine * (self.number + 1),)), lambda: self.epoch > epoch)
         took_s = time.monotonic() - began_s
         right = None
@@ -96,14 +96,14 @@ class Process:
             took_s = time.monotonic() - began_s
             expected = pattern(numel, torch.device("cpu")) * sum(one + 1 for one in members)
             right = torch.equal(outcome.tensors[0].cpu(), expected)
-        say(
+        announce(
             event="summed",
             epoch=epoch,
             ok=outcome.ok,
             stale=outcome.stale,
             right=right,
             error=outcome.error,
-            links=[(link.sender, link.receiver) for link in outcome.links if link.mute],
+            links=[(link.sender, link.receiver) for link in outcome.links if link.silent],
             took_s=took_s,
             formed_s=outcome.formation_s,
         )
@@ -129,5 +129,5 @@ class Process:
 
 
 if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    Process(told["number"], told["backend"], told["timeout_s"]).run()
+    reported = json.loads(sys.argv[1])
+    Process(reported["number"], reported["backend"], reported["timeout_s"]).run()

@@ -38,7 +38,7 @@ class _One:
     """A member's process."""
 
     process: subprocess.Popen[str]
-    said: queue.Queue[dict[str, Any]]
+    reported: queue.Queue[dict[str, Any]]
     address: str = ""
     reader: threading.Thread | None = None
 
@@ -58,8 +58,8 @@ class Members:
 
     def start(self, number: int) -> None:
         """Start the process of a member."""
-        told = {"number": number, "backend": self._backend, "timeout_s": self._timeout_s}
-        command = [sys.executable, "-m", "spare_megatron.gpu_check.check_member", json.dumps(told)]
+        reported = {"number": number, "backend": self._backend, "timeout_s": self._timeout_s}
+        command = [sys.executable, "-m", "spare_megatron.gpu_check.check_member", json.dumps(reported)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes)  # type: ignore[call-overload]
         one = _One(process, queue.Queue())
@@ -79,7 +79,7 @@ class Members:
         until_s = time.monotonic() + limit_s
         while True:
             try:
-                line = self._ones[number].said.get(timeout=max(0.0, until_s - time.monotonic()))
+                line = self._ones[number].reported.get(timeout=max(0.0, until_s - time.monotonic()))
             except queue.Empty:
                 raise CheckError(f"member {number} does not say {event!r} within {limit_s:g} s") from None
             if line["event"] == "ended" and event != "ended":
@@ -149,8 +149,8 @@ def _end(one: _One) -> None:
 def _read(one: _One) -> None:
     assert one.process.stdout is not None
     for line in one.process.stdout:
-        one.said.put(json.loads(line))
-    one.said.put({"event": "ended"})
+        one.reported.put(json.loads(line))
+    one.reported.put({"event": "ended"})
 
 
 @contextlib.contextmanager
@@ -222,11 +222,11 @@ def _kill(
     ranks.view(survivors)
     slowest, accused = 0.0, []
     for one in survivors:
-        said = ranks.wait(one, "summed")
-        if said["ok"] and not said["right"]:
-            raise CheckError(f"after a kill {moment} a sum member {one} has other bits than the CPU", said)
-        slowest = slowest if said["ok"] else max(slowest, said["at_s"] - killed_s)
-        accused += [(sender, receiver) for sender, receiver in said["links"] if victim not in (sender, receiver)]
+        reported = ranks.wait(one, "summed")
+        if reported["ok"] and not reported["right"]:
+            raise CheckError(f"after a kill {moment} a sum member {one} has other bits than the CPU", reported)
+        slowest = slowest if reported["ok"] else max(slowest, reported["at_s"] - killed_s)
+        accused += [(sender, receiver) for sender, receiver in reported["links"] if victim not in (sender, receiver)]
     ranks.sum(SMALL)
     ranks.restart(victim)
     return slowest, accused
@@ -241,14 +241,14 @@ def _stop(machine: Machine) -> dict[str, Any]:
         ranks.view(range(number))
         ranks.begin(SMALL)
         rest = [one for one in range(number) if one != 1]
-        said = [ranks.wait(one, "summed") for one in rest]
-        wrong = [link for one in said for link in one["links"] if 1 not in link]
-        waited = max(one["at_s"] for one in said) - stopped_s
+        reported = [ranks.wait(one, "summed") for one in rest]
+        wrong = [link for one in reported for link in one["links"] if 1 not in link]
+        waited = max(one["at_s"] for one in reported) - stopped_s
         ranks.strike(1, signal.SIGKILL)
         ranks.view(rest)
         ranks.sum(SMALL)
     values = {"waited s": round(waited, 2), "time-out s": SILENCE_S, "accused": wrong}
-    if any(one["ok"] for one in said) or wrong or waited > 3 * SILENCE_S:
+    if any(one["ok"] for one in reported) or wrong or waited > 3 * SILENCE_S:
         raise CheckError("a stopped member was not found, or another one was accused", values)
     return values
 

@@ -119,9 +119,9 @@ def as_text(outcomes: Sequence[CheckOutcome], facts: dict[str, Any]) -> str:
     lines += ["", counts(outcomes), ""]
     for one in outcomes:
         lines.append(f"{one.state:8} {one.name:22} {one.what} ({one.seconds:.1f} s)")
-        told = [one.why] if one.why else []
-        told += [f"{name} = {value}" for name, value in one.values.items()]
-        for text in told:
+        reported = [one.why] if one.why else []
+        reported += [f"{name} = {value}" for name, value in one.values.items()]
+        for text in reported:
             lines += textwrap.wrap(text, 120, initial_indent=" " * 9, subsequent_indent=" " * 11)
     return "\n".join(lines) + "\n"
 

@@ -16,14 +16,14 @@ from spare_megatron.runtime.run_directory import RunDirectory
 TELL_S = 1.0
 """Time-out of one call of the coordinator, which is then repeated."""
 ANSWER_S = 5.0
-"""How long a coordinator that is asked to stop has to answer before it is told in another way."""
+"""How long a coordinator that is asked to stop has to answer before it is notified in another way."""
 
 
 class CoordinatorClient:
-    """Calls the coordinator of one life, whichever process that is at the moment."""
+    """Calls the coordinator of one job attempt, whichever process that is at the moment."""
 
     def __init__(self, run_dir: RunDirectory, security: Security, over: Callable[[], bool]) -> None:
-        """``over`` says whether the life has ended, so that no coordinator is there to be called."""
+        """``over`` says whether the job attempt has ended, so that no coordinator is there to be called."""
         self._dir, self._security, self._over = run_dir, security, over
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -40,8 +40,8 @@ class CoordinatorClient:
 
     async def tell(self, method: str, request: object | Callable[[], object], answer: Any = pb.Done) -> Any:
         """Call ``method`` until the coordinator, which may be restarted meanwhile, answers. Returns its answer, a
-        message of type ``answer``; None when the life was over first. A ``request`` that depends on when it is sent is
-        made anew for each call."""
+        message of type ``answer``; None when the job attempt was over first. A ``request`` that depends on when it is
+        sent is made anew for each call."""
         backoff = Backoff()
         while not self._over():
             published = self._dir.coordinator()
@@ -57,7 +57,7 @@ class CoordinatorClient:
 
     async def ask_restart(self, group: int, incarnation: int) -> pb.RestartAnswer | None:
         """Whether a group may be started again, no process of which is left after its ``incarnation``. None when the
-        life was over first."""
+        job attempt was over first."""
         request = pb.LostGroup(group=group, incarnation=incarnation)
         answer: pb.RestartAnswer | None = await self.tell("AskRestart", request, pb.RestartAnswer)
         return answer

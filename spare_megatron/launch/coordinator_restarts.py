@@ -1,7 +1,7 @@
 """Decides how often a launcher starts the coordinator again.
 
-Pure: the time is an argument. A life lasts for months where lost groups come back, so only what a short time brings
-counts: within any COORDINATOR_WITHIN_S at most COORDINATOR_RESTARTS restarts are granted.
+Pure: the time is an argument. A job attempt lasts for months where lost groups come back, so only what a short time
+brings counts: within any COORDINATOR_WITHIN_S at most COORDINATOR_RESTARTS restarts are granted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ COORDINATOR_WITHIN_S = 3600.0
 
 
 class CoordinatorRestarts:
-    """The restarts of the coordinator in one life."""
+    """The restarts of the coordinator in one job attempt."""
 
     def __init__(self) -> None:
         self._granted_s: list[float] = []

@@ -13,15 +13,15 @@ from spare_megatron.runtime.disk import words
 async def until_fit(
     fault: Callable[[], Awaitable[HealthFault | None]],
     who: str,
-    say: Callable[[str], None],
+    announce: Callable[[str], None],
     goes_on: Callable[[], Awaitable[bool]],
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> bool:
     """Look at the host until nothing is wrong with it (True), or ``goes_on``, asked after each look, is False (False).
 
     There are pauses as between restarts, but without an end: that costs the others nothing, and somebody may mend the
-    host. A fault is told when it is new, not each time that it is found; ``who`` begins the sentence."""
-    told, looks = "", 0
+    host. A fault is reported when it is new, not each time that it is found; ``who`` begins the sentence."""
+    reported, looks = "", 0
     while True:
         try:
             found = await fault()
@@ -32,9 +32,9 @@ async def until_fit(
         if found is None:
             return True
         looks += 1
-        if found.kind != told:
-            told = found.kind
-            say(
+        if found.kind != reported:
+            reported = found.kind
+            announce(
                 f"{who} is not started again yet, {found.sentence}; looked at again in {pause_s(looks):g} s, and then "
                 "less and less often"
             )

@@ -41,7 +41,7 @@ class HealthFault:
 
 
 class GroupHealth:
-    """The checks of one life."""
+    """The checks of one job attempt."""
 
     def __init__(self, launch: Launch, guard: ChildGuard, pids: Callable[[], Mapping[int, Sequence[int]]]) -> None:
         """``pids`` returns the processes of each group that has any."""
@@ -76,7 +76,7 @@ class GroupHealth:
         self, command: Sequence[str], limit_s: float, place: Mapping[str, str], over: Callable[[], bool]
     ) -> CommandEnd:
         environ = {**self._launch.environ, "SPARE_RUN_DIR": str(self._launch.run_dir.path), **place}
-        return run_command(command, limit_s, self._guard, over, environ=environ, hear_all=True)
+        return run_command(command, limit_s, self._guard, over, environ=environ, receive_all=True)
 
     def _needs(self, slot: int) -> HealthNeeds:
         """Memory as the largest of the groups that live has, because all do the same."""
@@ -90,9 +90,9 @@ class GroupHealth:
         )
 
     def _uses_cuda(self) -> bool:
-        """Whether the ranks have said that they compute on CUDA devices."""
-        told = glance(self._launch.run_dir.job)
-        job = None if told is None else decode(told)
+        """Whether the ranks have reported that they compute on CUDA devices."""
+        reported = glance(self._launch.run_dir.job)
+        job = None if reported is None else decode(reported)
         return isinstance(job, JobDescription) and job.device == "cuda"
 
 

@@ -1,6 +1,6 @@
 """Decides when the launcher starts a lost group again, and draws the incarnations of groups.
 
-Pure: the time is an argument. One object of each class serves all lives of a launch.
+Pure: the time is an argument. One object of each class serves all job attempts of a launch.
 
 Promises:
 
@@ -41,7 +41,7 @@ class GroupStart:
     group: int
     incarnation: int
     restarts: int = 0
-    """How often the group was started before in this life."""
+    """How often the group was started before in this job attempt."""
 
     @property
     def member(self) -> tuple[int, int]:
@@ -111,8 +111,8 @@ class Incarnations:
         self._drawn: dict[int, int] = {}
 
     def first(self, groups: int, known: int) -> int:
-        """The incarnation of all groups 0 to ``groups`` - 1 in a new life; ``known``: the highest of any group that the
-        coordinator knows, -1 for none."""
+        """The incarnation of all groups 0 to ``groups`` - 1 in a new job attempt; ``known``: the highest of any group
+        that the coordinator knows, -1 for none."""
         drawn = 1 + max([known, *self._drawn.values()])
         self._drawn = dict.fromkeys(range(groups), drawn)
         return drawn
@@ -126,7 +126,7 @@ class Incarnations:
 
 @dataclass(frozen=True)
 class LaunchMemory:
-    """What outlives the lives of a launch."""
+    """What outlives the job attempts of a launch."""
 
     restarts: GroupRestarts
     incarnations: Incarnations

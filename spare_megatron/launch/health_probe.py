@@ -91,11 +91,11 @@ def _disk_fault(directory: str) -> Iterator[str]:
     while not path.exists() and path != path.parent:
         path = path.parent
     try:
-        told = os.statvfs(path)
+        reported = os.statvfs(path)
     except OSError as error:
         yield f"disk: {directory} cannot be used: {error.strerror}"
         return
-    free_bytes = told.f_bavail * told.f_frsize
+    free_bytes = reported.f_bavail * reported.f_frsize
     if free_bytes < DISK_FLOOR_BYTES:
         yield f"disk: {free_bytes >> 20} MiB are free in {directory}, at least {DISK_FLOOR_BYTES >> 20} are needed"
 

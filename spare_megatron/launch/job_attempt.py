@@ -1,4 +1,4 @@
-"""Runs one life of a job: its coordinator, which is restarted when it is killed, and its ranks.
+"""Runs one job attempt: its coordinator, which is restarted when it is killed, and its ranks.
 
 It decides nothing about training: it reports exits to the coordinator, ends what is left of a group that lost a rank,
 lets :mod:`spare_megatron.launch.restarter` start it again, and returns what the coordinator's exit code says.
@@ -21,11 +21,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import security_of
-from spare_megatron.launch.coordinator_client import CoordinatorClient
-from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
-from spare_megatron.launch.group_health import GroupHealth
-from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
-from spare_megatron.launch.life_report import (
+from spare_megatron.launch.attempt_report import (
     LINES_SHOWN,
     code_of,
     end_of_first,
@@ -33,6 +29,10 @@ from spare_megatron.launch.life_report import (
     refusal_of_coordinator,
     tail,
 )
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
+from spare_megatron.launch.group_health import GroupHealth
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_processes
@@ -44,7 +44,7 @@ from spare_megatron.launch.restarter import Restarter
 from spare_megatron.launch.standby_book import StandbyBook
 from spare_megatron.launch.standbys import Standbys
 from spare_megatron.runtime.directory_watch import DirectoryWatch
-from spare_megatron.runtime.disk import SideFiles, patiently
+from spare_megatron.runtime.disk import SideFiles, with_retries
 from spare_megatron.runtime.run_directory import glance
 
 GROUP_GRACE_S = 0.3
@@ -52,12 +52,12 @@ GROUP_GRACE_S = 0.3
 ORDERLY_GRACE_S = 5.0
 """That time where the rank left with exit code 0."""
 NO_RANKS_S = 60.0
-"""How long a coordinator that was told of the exit of the last rank has to end the job."""
+"""How long a coordinator that was notified of the exit of the last rank has to end the job."""
 END_GRACE_S = 15.0
 """How long ranks have to leave when the job is over, before they are killed."""
 
 
-class Life:
+class LocalAttempt:
     """One start of the whole job, to the end of its coordinator."""
 
     def __init__(
@@ -66,15 +66,15 @@ class Life:
         processes: Processes,
         number: int,
         memory: LaunchMemory,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         side: SideFiles,
         stopped_hard: asyncio.Event,
         preloaded: PreloadedRanks,
     ) -> None:
-        """``say`` shows one line to the user, behind the launcher's name. ``side`` writes processes.json.
-        ``stopped_hard`` ends the life at once."""
+        """``announce`` shows one line to the user, behind the launcher's name. ``side`` writes processes.json.
+        ``stopped_hard`` ends the job attempt at once."""
         self._launch, self._dir, self._processes = launch, launch.run_dir, processes
-        self._memory, self._say, self._stopped_hard = memory, say, stopped_hard
+        self._memory, self._announce, self._stopped_hard = memory, announce, stopped_hard
         self._preloaded = preloaded
         security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
@@ -86,7 +86,7 @@ class Life:
         ranks = self._ranks = RankProcesses(starter, launch.group_size)
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
-        refills = Refills(memory.refills, self._dir.status, ranks.is_left, say, self._is_over)
+        refills = Refills(memory.refills, self._dir.status, ranks.is_left, announce, self._is_over)
         beside, changed = self._client.beside, self._publish
         self._standbys = Standbys(
             self._dir,
@@ -97,7 +97,7 @@ class Life:
             ranks.adopt,
             lambda slot: health.fault(slot, None),
             beside,
-            say,
+            announce,
             changed,
         )
         self._restarter = Restarter(
@@ -106,14 +106,14 @@ class Life:
             memory,
             lambda start: health.fault(book.slot_of(start.group), start.group),
             self._start_again,
-            say,
+            announce,
             self._is_over,
             ranks.has_any,
             self._standbys,
         )
         self._first_incarnation = 0
-        before = patiently(self._dir.coordinator_for_sure)
-        self._journal_life = 1 + (before.life if before else 0)
+        before = with_retries(self._dir.coordinator_for_sure)
+        self._journal_attempt = 1 + (before.job_attempt if before else 0)
         self._listening = asyncio.Event()
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -123,17 +123,17 @@ class Life:
         """Group -> its newest start of which a process has ended by itself, and the status of the first one."""
 
     async def run(self, stop_reason: str) -> ExitCode:
-        """Run the life until the coordinator has ended it; returns how it ended.
+        """Run the job attempt until the coordinator has ended it; returns how it ended.
 
-        ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
-        error."""
+        ``stop_reason``: why the job attempt is to end at once, if it is. Raises ConfigError where any process found a
+        user's error."""
         try:
             hard: asyncio.Future[Any] = asyncio.create_task(self._stopped_hard.wait())
             await self._start_coordinator()
             begun: asyncio.Future[Any] = asyncio.create_task(self._can_begin())
             await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
-                publish_accepted(self._dir, self._launch.checkpoint_dirs, self._say)
+                publish_accepted(self._dir, self._launch.checkpoint_dirs, self._announce)
                 self._start_ranks()
             begun.cancel()
             self._client.beside(self._watch_directory())
@@ -176,9 +176,9 @@ class Life:
         return frozenset(group for group, (_, status) in self._first_exits.items() if status < 0)
 
     def why_failed(self) -> str:
-        """Why the life failed, where its coordinator gave no reason."""
+        """Why the job attempt failed, where its coordinator gave no reason."""
         if self._stopped_hard.is_set():
-            return "it was told to stop a second time, and ended at once"
+            return "it was asked to stop a second time, and ended at once"
         return end_of_first([self._first_failure or self._dir.coordinator_errors], f"see {self._dir.logs}")
 
     # --------------------------------------------------------------------------------------------------- coordinator
@@ -188,7 +188,7 @@ class Life:
         again."""
         launch = self._launch
         command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(self._dir.path)]
-        command += ["--listen", launch.listen, "--life", str(self._journal_life)]
+        command += ["--listen", launch.listen, "--life", str(self._journal_attempt)]
         if launch.tls_dir:
             command += ["--tls-dir", launch.tls_dir]
         if launch.on_event:
@@ -213,8 +213,8 @@ class Life:
             await asyncio.sleep(0.005)
 
     def _coordinator_ended(self, child: Child) -> None:
-        """Start a coordinator that was killed again, to go on from its journal. Where it exited by itself, the life is
-        over."""
+        """Start a coordinator that was killed again, to go on from its journal. Where it exited by itself, the job
+        attempt is over."""
         status = child.status if child.status is not None else 1
         self._publish()
         if self._exit.done() or self._ending:
@@ -222,7 +222,7 @@ class Life:
         killed = status < 0 or status == ExitCode.DISK_FAILED
         if killed and self._restarts.another(time.monotonic()):
             why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
-            self._say(f"the coordinator {why}; it is started again")
+            self._announce(f"the coordinator {why}; it is started again")
             self._client.beside(self._start_coordinator())
         elif status == ExitCode.BAD_INPUT:
             self._refuse(refusal_of_coordinator(self._dir))
@@ -238,7 +238,7 @@ class Life:
             await asyncio.sleep(LOOK_S)
 
     def _refuse(self, sentence: str) -> None:
-        """End the life with a user's error; only the first one is shown."""
+        """End the job attempt with a user's error; only the first one is shown."""
         if not self._config_error.done():
             self._config_error.set_result(sentence)
 
@@ -255,8 +255,8 @@ class Life:
     async def _start_waiting(self) -> None:
         """Start what waits for a place once the job runs: nobody can have a place before, and groups start sooner."""
         while not self._is_over():
-            told = glance(self._dir.status)
-            if told is not None and told["phase"] == "running":
+            reported = glance(self._dir.status)
+            if reported is not None and reported["phase"] == "running":
                 self._standbys.begin()
                 return
             await asyncio.sleep(LOOK_S)
@@ -300,7 +300,7 @@ class Life:
             while not telling.done():
                 await asyncio.wait({telling}, timeout=NO_RANKS_S)
                 if not telling.done() and not self._ranks.living:
-                    self._say(f"no rank is left, and the coordinator has not answered for {NO_RANKS_S:g} s")
+                    self._announce(f"no rank is left, and the coordinator has not answered for {NO_RANKS_S:g} s")
                     self._end_failed()
                     return
             answer = await telling
@@ -321,7 +321,7 @@ class Life:
 
     def _error_of(self, start: GroupStart, position: int) -> str:
         """The user's error that a rank has found: its sentence, or else the end of its log."""
-        sentences = self._dir.told_errors(start.group)
+        sentences = self._dir.reported_errors(start.group)
         log = self._ranks.log_of(start, position)
         text = tail(sentences[0], LINES_SHOWN) if sentences else tail(log, LINES_SHOWN)
         return text or f"a rank found bad input; see {log}"
@@ -331,7 +331,7 @@ class Life:
         stopped = await self._ranks.end_group(start, grace_s, self._exit.done)
         if stopped and self._restarter.works and not self._launch.standby_groups:
             pids = ", ".join(str(rank.child.pid) for rank in stopped)
-            self._say(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
+            self._announce(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
 
     async def _let_ranks_leave(self) -> None:
         """Wait until the ranks of the live groups have left, for :data:`END_GRACE_S` at most: they know that the job is
@@ -358,7 +358,7 @@ class Life:
             await asyncio.sleep(0.005)
         left = [str(child.pid) for child in children if child.alive]
         if left:
-            self._say(f"processes that were killed are still there after {KILLED_S:g} s: {', '.join(left)}")
+            self._announce(f"processes that were killed are still there after {KILLED_S:g} s: {', '.join(left)}")
         self._publish()
 
     # --------------------------------------------------------------------------------------------------------- common

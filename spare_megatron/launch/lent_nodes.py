@@ -1,8 +1,8 @@
 """Takes nodes that others lend to a job, for spare-slurm: each has an agent (:mod:`spare_megatron.launch.node_agent`)
 with a stream to this server, whose address is in the run directory.
 
-A node is taken when its versions, its GPUs and its paths are the job's. It is lost when its stream ends; its agent
-then kills what it runs. It stays taken from life to life, until its agent asks to leave or the launcher ends.
+A node is taken when its versions, its GPUs and its paths are the job's. It is lost when its stream ends; its agent then
+kills what it runs. It stays taken from job attempt to job attempt, until its agent asks to leave or the launcher ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spare_megatron.control_plane.channel import LAUNCHER, Security, serve
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.node_facts import gpus_here, versions_here
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 NAME_MAX = 200
@@ -113,15 +113,15 @@ class LentNode:
         while True:
             await context.write(await self._orders.get())
 
-    def hear(self, report: pb.AgentReport) -> None:
+    def receive(self, report: pb.AgentReport) -> None:
         """Note what the agent says."""
         kind = report.WhichOneof("kind")
         if kind == "checked":
             answer = self._checks.get(report.checked.number)
             if answer is not None and not answer.done():
-                told = report.checked
-                where = f"{self.name}: {_shown(told.sentence)}"
-                answer.set_result(HealthFault(told.kind, where) if told.kind else None)
+                reported = report.checked
+                where = f"{self.name}: {_shown(reported.sentence)}"
+                answer.set_result(HealthFault(reported.kind, where) if reported.kind else None)
         elif kind == "ended":
             for start in [one for one in self._running if one.member == (report.ended.group, report.ended.incarnation)]:
                 self._end(start, report.ended.status)
@@ -143,7 +143,7 @@ class LentNode:
 
 
 class LentNodeUser(Protocol):
-    """The life that uses lent nodes at the moment."""
+    """The job attempt that uses lent nodes at the moment."""
 
     def take(self, node: LentNode) -> None:
         """A node comes."""
@@ -159,9 +159,15 @@ class LentNodes:
     """All nodes that are lent to a job. Use as an asynchronous context manager."""
 
     def __init__(
-        self, run_dir: RunDirectory, security: Security, listen: str, needs: NodeNeeds, say: Callable[[str], None]
+        self, run_dir: RunDirectory, security: Security, listen: str, needs: NodeNeeds, announce: Callable[[str], None]
     ) -> None:
-        self._dir, self._security, self._listen, self._needs, self._say = run_dir, security, listen, needs, say
+        self._dir, self._security, self._listen, self._needs, self._announce = (
+            run_dir,
+            security,
+            listen,
+            needs,
+            announce,
+        )
         self.nodes: list[LentNode] = []
         """Those that are there."""
         self.user: LentNodeUser | None = None
@@ -171,8 +177,8 @@ class LentNodes:
     async def __aenter__(self) -> LentNodes:
         host = f"{self._listen.rpartition(':')[0]}:0"  # the coordinator has the port
         self._server, port = await serve(host, LAUNCHER, self._security, self._join, pb.AgentReport)
-        told = {"address": f"{advertised(host)}:{port}", "host": socket.gethostname(), "pid": os.getpid()}
-        patiently(lambda: write_json(self._dir.launcher, told))
+        reported = {"address": f"{advertised(host)}:{port}", "host": socket.gethostname(), "pid": os.getpid()}
+        with_retries(lambda: write_json(self._dir.launcher, reported))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -184,7 +190,7 @@ class LentNodes:
         await self._server.stop(grace=2.0 if self.nodes else 0.0)
 
     def kill_all(self) -> None:
-        """Kill all ranks on lent nodes, at the end of a life."""
+        """Kill all ranks on lent nodes, at the end of a job attempt."""
         for node in self.nodes:
             node.order(pb.AgentOrder(kill=pb.KillRanks()))
 
@@ -207,13 +213,13 @@ class LentNodes:
                 more = f" and {counted(others, 'other path')}" if others else ""
                 refusal = f"it cannot read {_shown(found.found.missing[0])}{more}; mount there what the job reads"
         if refusal:
-            self._say(f"the node {name} is not taken: {refusal}")
+            self._announce(f"the node {name} is not taken: {refusal}")
             await context.write(_end(f"the node {name} is not taken: {refusal}", refused=True))
             return
         node = LentNode(name, first.lent.places)
         writer = asyncio.create_task(node.write(context))
         self.nodes.append(node)
-        self._say(f"the node {name} is lent to the job, with room for {counted(node.places, 'rank')}")
+        self._announce(f"the node {name} is lent to the job, with room for {counted(node.places, 'rank')}")
         if self.user is not None:
             self.user.take(node)
         try:
@@ -221,12 +227,12 @@ class LentNodes:
                 if report.WhichOneof("kind") == "leaves":
                     self._leaves(node, _shown(report.leaves.why))
                 else:
-                    node.hear(report)
+                    node.receive(report)
         finally:
             writer.cancel()
             self.nodes.remove(node)
             node.lost()
-            self._say(f"the lent node {name} has left")
+            self._announce(f"the lent node {name} has left")
             if self.user is not None:
                 self.user.lose(node)
 
@@ -234,7 +240,7 @@ class LentNodes:
         if not node.usable:
             return
         node.usable = False
-        self._say(f"the lent node {node.name} is to leave: {why}")
+        self._announce(f"the lent node {node.name} is to leave: {why}")
 
         async def release() -> None:
             if self.user is not None:

@@ -1,4 +1,4 @@
-"""Lends a node to a job: starts ranks there as the job's launcher says, until the node is to leave.
+"""Lends a node to a job: starts ranks there as the job's launcher reports, until the node is to leave.
 
 May assume: the run directory lies on a file system that the job's nodes share, and its token can be read. Promises: no
 rank outlives this process, or its stream to the launcher; it writes nothing but ranks' logs, and knows nothing of
@@ -40,8 +40,8 @@ def launcher_address(run_dir: RunDirectory) -> str:
     """Where the launcher of the job in ``run_dir`` takes nodes. Raises ConfigError where there is none."""
     if not run_dir.path.is_dir():
         raise ConfigError(f"{run_dir.path} is no run directory; give the --run-dir of a job that spare-slurm runs")
-    told = glance(run_dir.launcher)
-    if told is None:
+    reported = glance(run_dir.launcher)
+    if reported is None:
         ended = glance(run_dir.summary)
         how = (
             f"the job of {run_dir.path} is over ({ended.get('outcome', 'no outcome')})"
@@ -49,7 +49,7 @@ def launcher_address(run_dir: RunDirectory) -> str:
             else f"no job runs in {run_dir.path}"
         )
         raise ConfigError(f"{how}: nothing is lent; spare-slurm must run it when its nodes are to be used")
-    return str(told["address"])
+    return str(reported["address"])
 
 
 class NodeAgent:
@@ -68,7 +68,7 @@ class NodeAgent:
         with Processes() as self._processes:
             async with open_channel(address, self._security, PATIENCE_S) as channel:
                 call = call_stream(channel, LAUNCHER, self._security, pb.AgentReport, pb.AgentOrder)
-                self._say(lent=self._described())
+                self._announce(lent=self._described())
                 work = [asyncio.create_task(self._write(call)), asyncio.create_task(self._leave(leave, most_s))]
                 reading = asyncio.create_task(self._read(call))
                 try:
@@ -89,7 +89,7 @@ class NodeAgent:
     def _described(self) -> pb.LentNode:
         return pb.LentNode(name=self._name, places=self._places, versions=versions_here(), gpus=gpus_here())
 
-    def _say(self, **kind: Any) -> None:
+    def _announce(self, **kind: Any) -> None:
         self._reports.put_nowait(pb.AgentReport(**kind))
 
     async def _write(self, call: Any) -> None:
@@ -102,11 +102,11 @@ class NodeAgent:
 
     async def _leave(self, leave: asyncio.Event, most_s: float) -> None:
         await leave.wait()
-        self._say(leaves=pb.NodeLeaves(why="it was asked to leave"))
+        self._announce(leaves=pb.NodeLeaves(why="it was asked to leave"))
         await asyncio.sleep(most_s)
 
     async def _read(self, call: Any) -> str:
-        """Do what the launcher says; returns why it says no more."""
+        """Do what the launcher reports; returns why it says no more."""
         while (order := await call.read()) is not grpc.aio.EOF:
             kind = order.WhichOneof("kind")
             if kind == "end":
@@ -133,7 +133,7 @@ class NodeAgent:
         missing = not_here([needed.directory, *needed.paths])
         if not missing:
             os.chdir(needed.directory)
-        self._say(found=pb.PathsFound(missing=missing))
+        self._announce(found=pb.PathsFound(missing=missing))
 
     # --------------------------------------------------------------------------------------------------------- ranks
 
@@ -146,7 +146,7 @@ class NodeAgent:
             statuses.append(child.status if child.status is not None and child.status >= 0 else 1)
             if len(statuses) == len(order.ranks):
                 self._ranks.pop(start, None)
-                self._say(ended=pb.RanksEnded(group=start[0], incarnation=start[1], status=max(statuses)))
+                self._announce(ended=pb.RanksEnded(group=start[0], incarnation=start[1], status=max(statuses)))
 
         for rank in order.ranks:
             environ = {
@@ -167,7 +167,7 @@ class NodeAgent:
             children.append(child)
         if len(statuses) == len(order.ranks):
             self._ranks.pop(start, None)
-            self._say(ended=pb.RanksEnded(group=start[0], incarnation=start[1], status=1))
+            self._announce(ended=pb.RanksEnded(group=start[0], incarnation=start[1], status=1))
 
     def _kill(self, start: StartOnNode) -> None:
         for child in self._ranks.get(start, ()):
@@ -187,14 +187,14 @@ class NodeAgent:
             kind, sentence = "node", f"processes of group {order.group} do not end"
         if not kind and order.command:
             kind, sentence = await self._user_check(order.command)
-        self._say(checked=pb.NodeChecked(number=order.number, kind=kind, sentence=sentence))
+        self._announce(checked=pb.NodeChecked(number=order.number, kind=kind, sentence=sentence))
 
     async def _user_check(self, command: str) -> tuple[str, str]:
         over = threading.Event()
         words = ("/bin/sh", "-c", command)
         try:
             found = await asyncio.to_thread(
-                run_command, words, COMMAND_LIMIT_S, self._processes.guard, over.is_set, hear_all=True
+                run_command, words, COMMAND_LIMIT_S, self._processes.guard, over.is_set, receive_all=True
             )
         except OSError as error:
             return "probe", f"the check cannot be started: {error}"

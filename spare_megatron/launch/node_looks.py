@@ -73,8 +73,8 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
         away = [node for node in mine if node in unfit]
         moves = places.move(group, unfit.keys(), usable, left) if away else {}
         if moves:
-            told = [Move(node, other, unfit[node].sentence) for node, other in moves.items()]
-            look.moves[group] = [*look.moves.get(group, ()), *told]
+            reported = [Move(node, other, unfit[node].sentence) for node, other in moves.items()]
+            look.moves[group] = [*look.moves.get(group, ()), *reported]
             continue
         # nothing is spare for nodes that fail often, so they are used as long as they are fit
         often = [node for node in places.failing(away) if node in usable - left]

@@ -76,8 +76,8 @@ class ParentLink:
         """Whether the parent has not answered in time, or is gone: it then forks nothing more."""
 
     def greet(self, modules: Sequence[str], search_path: Sequence[str], **like: Any) -> None:
-        """Say what is to be imported, and with which search path; :meth:`hear` reads the answer. Raises OSError where
-        the parent is gone.
+        """Say what is to be imported, and with which search path; :meth:`receive` reads the answer. Raises OSError
+        where the parent is gone.
 
         Args:
             like: what a parent that listens has to have as this process has it.
@@ -85,7 +85,7 @@ class ParentLink:
         hello = {"modules": list(modules), "search_path": list(search_path), "settings": wire.settings()}
         wire.send(self.sock, {**hello, **like})
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """Read the answer to :meth:`greet`. Raises ForkRefusedError; OSError where the parent is gone."""
         answer, _ = wire.receive(self.sock)
         if "unfit" in answer:
@@ -163,7 +163,7 @@ def connect(
             environ=import_environment(environ),
             surroundings=wire.surroundings(),
         )
-        link.hear()
+        link.receive()
     except BaseException:
         sock.close()
         raise

@@ -34,9 +34,9 @@ PATIENCE_S = 300.0
 class PreloadedRanks:
     """The parent of one launch's ranks. Used in one event loop."""
 
-    def __init__(self, launch: Launch, processes: Processes, say: Callable[[str], None]) -> None:
-        """``say`` shows one line to the user."""
-        self._launch, self._processes, self._say = launch, processes, say
+    def __init__(self, launch: Launch, processes: Processes, announce: Callable[[str], None]) -> None:
+        """``announce`` shows one line to the user."""
+        self._launch, self._processes, self._announce = launch, processes, announce
         self._environ = {"OMP_NUM_THREADS": "1", **launch.environ, "PYTHONUNBUFFERED": "1"}
         self._environ["SPARE_RUN_DIR"] = str(launch.run_dir.path)
         self._modules, reason = modules_of(launch.command, launch.preload, launch.environ)
@@ -47,7 +47,7 @@ class PreloadedRanks:
         """When parents ended."""
         self._task: asyncio.Task[None] | None = None
         if reason:
-            say(f"ranks are started one by one, each with its own imports: {reason}")
+            announce(f"ranks are started one by one, each with its own imports: {reason}")
         if not self._modules:
             self._settled.set()
 
@@ -66,7 +66,9 @@ class PreloadedRanks:
         try:
             await asyncio.wait_for(self._settled.wait(), PATIENCE_S)
         except TimeoutError:
-            self._say(f"ranks are started one by one: the imports of their parent are not done after {PATIENCE_S:g} s")
+            self._announce(
+                f"ranks are started one by one: the imports of their parent are not done after {PATIENCE_S:g} s"
+            )
             self._settled.set()
 
     def fork(
@@ -78,7 +80,7 @@ class PreloadedRanks:
         try:
             return self._link.start(command, environ, streams)
         except OSError as error:
-            self._say(f"a rank is started with its own imports: {words_of(error)}")
+            self._announce(f"a rank is started with its own imports: {words_of(error)}")
             return None
 
     async def _run(self) -> None:
@@ -97,7 +99,7 @@ class PreloadedRanks:
             if len(self._ends_s) > MOST_ENDS:
                 self._give_up(f"their preloaded parent has ended {len(self._ends_s)} times within an hour")
                 return
-            self._say(
+            self._announce(
                 "the preloaded parent of the ranks has ended; until it is there again, ranks make their own imports"
             )
 
@@ -115,13 +117,13 @@ class PreloadedRanks:
         if refused.module is None:
             self._give_up(str(refused))
         else:
-            self._say(f"{refused}; it is not preloaded")
+            self._announce(f"{refused}; it is not preloaded")
             self._modules = tuple(name for name in self._modules if name != refused.module)
         if not self._modules:
             self._settled.set()
 
     def _give_up(self, reason: str) -> None:
-        self._say(f"ranks are started one by one, each with its own imports: {reason}")
+        self._announce(f"ranks are started one by one, each with its own imports: {reason}")
         self._modules = ()
         self._settled.set()
 
@@ -134,7 +136,7 @@ class PreloadedRanks:
             search_path = search_path_of(self._launch.command)
             return await asyncio.to_thread(connect, Path(path), self._modules, search_path, self._environ)
         except (OSError, ForkRefusedError) as error:
-            self._say(f"the preloaded parent at {path} is not used: {error}")
+            self._announce(f"the preloaded parent at {path} is not used: {error}")
             return None
 
     async def _own(self) -> ParentLink:
@@ -154,7 +156,7 @@ class PreloadedRanks:
         try:
             link.greet(self._modules, search_path_of(self._launch.command))
             await _end_of(link)
-            link.hear()
+            link.receive()
         except BaseException:
             link.close()
             raise

@@ -21,7 +21,7 @@ from typing import IO, Any
 from spare_megatron.launch.preload_client import ForkedProcess
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.child_guard import ChildGuard
-from spare_megatron.runtime.disk import patiently, words
+from spare_megatron.runtime.disk import with_retries, words
 from spare_megatron.runtime.run_directory import write_json
 
 KILLED_S = 30.0
@@ -148,7 +148,7 @@ def _open_log(path: Path) -> IO[bytes]:
         return path.open("ab")
 
     try:
-        return patiently(opened, LOG_PATIENCE_S)
+        return with_retries(opened, LOG_PATIENCE_S)
     except OSError as error:
         sys.stderr.write(f"spare: the output of a process is lost: {path} cannot be opened: {words(error)}\n")
         return Path(os.devnull).open("ab")

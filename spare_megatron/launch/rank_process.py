@@ -52,19 +52,19 @@ class WaitingProcess:
 
 
 class RankStarter:
-    """Starts the processes of one life."""
+    """Starts the processes of one job attempt."""
 
     def __init__(
         self,
         launch: Launch,
         processes: Processes,
-        life: int,
+        job_attempt: int,
         ended: Callable[[GroupStart, int, Child], None],
         fork: Fork,
     ) -> None:
         """``ended`` is called with the position of each rank that has ended, whatever it began as; ``fork`` is asked
         first to start each."""
-        self._launch, self._processes, self._life, self._ended = launch, processes, life, ended
+        self._launch, self._processes, self._job_attempt, self._ended = launch, processes, job_attempt, ended
         self._fork = fork
 
     def rank(self, start: GroupStart, position: int, slot: int) -> RankProcess:
@@ -133,7 +133,7 @@ class RankStarter:
             "LOCAL_WORLD_SIZE": str((launch.num_groups + launch.standby_groups) * launch.group_size),
             "SPARE_NUM_GROUPS": str(launch.num_groups),
             "SPARE_GROUP_SIZE": str(launch.group_size),
-            "SPARE_LIFE": str(self._life),
+            "SPARE_LIFE": str(self._job_attempt),
             "SPARE_RUN_DIR": str(launch.run_dir.path),
             "SPARE_LAUNCHER_PID": str(os.getpid()),
             "SPARE_STARTS_AGAIN": "1",

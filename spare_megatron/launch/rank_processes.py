@@ -1,4 +1,4 @@
-"""Has the ranks of one life, group by group, and kills what is left of a group that lost one.
+"""Has the ranks of one job attempt, group by group, and kills what is left of a group that lost one.
 
 Promises: no two starts of a group have processes in one slot (:mod:`spare_megatron.launch.standby_book`), so no device
 has ranks of two; each start of a group has an incarnation and logs of its own.
@@ -22,7 +22,7 @@ LOOK_S = 0.5
 
 
 class RankProcesses:
-    """The ranks of one life."""
+    """The ranks of one job attempt."""
 
     def __init__(self, starter: RankStarter, group_size: int) -> None:
         self._starter, self._size = starter, group_size
@@ -98,8 +98,8 @@ class RankProcesses:
         absences = Absences()
         while not over():
             await asyncio.sleep(LOOK_S)
-            told = glance(status)
-            if told is not None and told["phase"] == "running":
+            reported = glance(status)
+            if reported is not None and reported["phase"] == "running":
                 starts = sorted({rank.start for rank in self.living})
-                for start in absences.gone(starts, named(told), time.monotonic()):
+                for start in absences.gone(starts, named(reported), time.monotonic()):
                     await self.end_group(start, 0.0, over)

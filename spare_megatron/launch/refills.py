@@ -20,27 +20,27 @@ BACK_S = 60.0
 
 
 class Refills:
-    """Decides for one life when what waited is started anew."""
+    """Decides for one job attempt when what waited is started anew."""
 
     def __init__(
         self,
         counts: GroupRestarts,
         status: Path,
         is_left: Callable[[GroupStart], bool],
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         over: Callable[[], bool],
     ) -> None:
-        """``counts``: the starts of each key within an hour, over all lives; ``status``: the coordinator's status.json;
-        ``is_left`` says whether a start of a group has processes."""
-        self._counts, self._status, self._is_left, self._say, self._over = counts, status, is_left, say, over
+        """``counts``: the starts of each key within an hour, over all job attempts; ``status``: the coordinator's
+        status.json; ``is_left`` says whether a start of a group has processes."""
+        self._counts, self._status, self._is_left, self._announce, self._over = counts, status, is_left, announce, over
 
     async def after_return(self, start: GroupStart) -> None:
         """Wait until ``start`` is a member, has ended, or BACK_S are over: other starts would take from its return what
         the host has."""
         deadline_s = time.monotonic() + BACK_S
         while self._is_left(start) and time.monotonic() < deadline_s and not self._over():
-            told = glance(self._status)
-            if told is not None and start.member in named({"live": told["live"], "learners": {}}):
+            reported = glance(self._status)
+            if reported is not None and start.member in named({"live": reported["live"], "learners": {}}):
                 return
             await asyncio.sleep(LOOK_S)
 
@@ -61,13 +61,13 @@ class Refills:
         then = self._counts.after_loss(key, time.monotonic())
         if then.pause_s is None:
             times = f"that was done {counted(then.before, 'time')} within an hour"
-            self._say(f"{f'{why}; ' if why else ''}{who} is not started again: {times}")
+            self._announce(f"{f'{why}; ' if why else ''}{who} is not started again: {times}")
             return False
         if why:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
-            self._say(f"{why}; it is started again {when}")
+            self._announce(f"{why}; it is started again {when}")
         await asyncio.sleep(then.pause_s)
-        if fault is not None and not await until_fit(fault, who, self._say, self._goes_on):
+        if fault is not None and not await until_fit(fault, who, self._announce, self._goes_on):
             return False
         self._counts.begins(key, time.monotonic())
         return not self._over()

@@ -1,5 +1,5 @@
 """Publishes the checkpoint that counts though its writer has not done so, and finds the one from which a job starts
-again; the launcher does so for all ranks, before the first life and after each."""
+again; the launcher does so for all ranks, before the first job attempt and after each."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.folder import last_good, publish_left_over
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory
 
 
-def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], told: Callable[[str], None]) -> None:
+def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], reported: Callable[[str], None]) -> None:
     """Publish the checkpoint that the coordinator accepted last, where it lies below one of ``directories`` and its
-    writer has not done so: it died, or left before it heard the coordinator's word. Waits for a disk that fails for a
-    while; ``told`` is called with a sentence where it does not come back."""
+    writer has not done so: it died, or left before it received the coordinator's word. Waits for a disk that fails for
+    a while; ``reported`` is called with a sentence where it does not come back."""
 
     def publish() -> None:
         accepted = run_dir.accepted()
@@ -23,18 +23,18 @@ def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], told: Ca
             publish_left_over(Path(directory), accepted)
 
     try:
-        patiently(publish)
+        with_retries(publish)
     except (OSError, json.JSONDecodeError) as error:
-        told(f"the checkpoint that was accepted last cannot get its name: {error}")
+        reported(f"the checkpoint that was accepted last cannot get its name: {error}")
 
 
-def checkpoint_to_start_from(directories: Sequence[str], told: Callable[[str], None]) -> Path | None:
-    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``told`` is
+def checkpoint_to_start_from(directories: Sequence[str], reported: Callable[[str], None]) -> Path | None:
+    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``reported`` is
     called with a sentence for each damaged one."""
     for directory in directories:
         good, passed = last_good(Path(directory))
         for damage in passed:
-            told(f"{damage.reason}; it is passed over")
+            reported(f"{damage.reason}; it is passed over")
         if good is not None:
             return good
     return None

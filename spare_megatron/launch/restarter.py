@@ -1,9 +1,10 @@
 """Starts lost groups again while the others train, and tells the user of each restart in one line.
 
-It starts a group again when the coordinator says that the job goes on and that the group was not lost for a fault that
-stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at once;
-the lost group may have processes yet, on other devices. Else no process of the group may be left, and the host must be
-fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look is no restart.
+It starts a group again when the coordinator reports that the job goes on and that the group was not lost for a fault
+that stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at
+once; the lost group may have processes yet, on other devices. Else no process of the group may be left, and the host
+must be fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look is no
+restart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StandbyStock(Protocol):
 
     def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
         """Give one the place of the group that lost ``lost``; returns who has it, in words. Where ``rests`` nothing is
-        started on the devices that are left. Raises OSError where it cannot be told."""
+        started on the devices that are left. Raises OSError where it cannot be notified."""
 
     async def come(self, group: int, timeout_s: float) -> None:
         """Wait until another one is there, or there is news for ``group``; ``timeout_s`` at most."""
@@ -60,28 +61,28 @@ class NoStandbys:
 
 
 class Restarter:
-    """The restarts of one life."""
+    """The restarts of one job attempt."""
 
     def __init__(
         self,
-        lives: Callable[[], bool],
+        job_attempts: Callable[[], bool],
         client: CoordinatorClient,
         memory: LaunchMemory,
         fault: Callable[[GroupStart], Awaitable[HealthFault | None]],
         begin: Callable[[GroupStart], None],
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         over: Callable[[], bool],
         is_left: Callable[[int], bool] = lambda group: False,
         standbys: StandbyStock | None = None,
         elsewhere: Callable[[GroupStart], bool] = lambda start: False,
     ) -> None:
-        """``lives`` says whether any rank of the job lives; ``fault`` why a group must not be started again now, and
-        raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
-        started; ``say`` shows one line to the user; ``over`` returns True when nothing may be started any more;
+        """``job_attempts`` says whether any rank of the job lives; ``fault`` why a group must not be started again now,
+        and raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
+        started; ``announce`` shows one line to the user; ``over`` returns True when nothing may be started any more;
         ``is_left`` whether a group has processes; ``elsewhere`` whether ``begin`` can start it on other machines than
         its own, and is to."""
-        self._lives, self._client, self._memory, self._begin = lives, client, memory, begin
-        self._fault, self._say, self._over, self._is_left = fault, say, over, is_left
+        self._job_attempts, self._client, self._memory, self._begin = job_attempts, client, memory, begin
+        self._fault, self._announce, self._over, self._is_left = fault, announce, over, is_left
         self._standbys: StandbyStock = standbys or NoStandbys()
         self._elsewhere = elsewhere
         self._drained: set[GroupStart] = set()
@@ -96,7 +97,7 @@ class Restarter:
         return self._memory.restarts.most > 0
 
     def note(self, start: GroupStart, position: int, status: int) -> None:
-        """A rank has ended; the first one of a start is the reason that the user is told."""
+        """A rank has ended; the first one of a start is the reason that the user is notified."""
         how = "fenced" if status == ExitCode.FENCED else status_words(status)
         self._first_exits.setdefault(start, f"rank {position}: {how}")
 
@@ -121,14 +122,14 @@ class Restarter:
         then = restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
-            self._say(
+            self._announce(
                 f"group {group} was restarted {counted(then.before, 'time')} within an hour, and has failed again, "
                 f"{self._first_exits[start]}: the job goes on without it"
             )
             return
         if start.restarts:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
-            self._say(
+            self._announce(
                 f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
                 f"started again {when}"
             )
@@ -142,15 +143,15 @@ class Restarter:
         try:
             if self._standbys.there:
                 taken = self._standbys.take(again, start, start in self._drained)
-                said = f"the place of group {group} is taken by {taken}"
+                reported = f"the place of group {group} is taken by {taken}"
             else:
                 self._begin(again)
-                said = f"group {group} is started again, as incarnation {again.incarnation}"
+                reported = f"group {group} is started again, as incarnation {again.incarnation}"
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)
             return
-        self._say(f"{said}: restart {then.before + 1} of at most {restarts.most} within an hour")
+        self._announce(f"{reported}: restart {then.before + 1} of at most {restarts.most} within an hour")
 
     async def _room(self, start: GroupStart) -> int | None:
         """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest
@@ -168,7 +169,7 @@ class Restarter:
             elif await until_fit(
                 lambda: self._fault(start),
                 f"group {start.group}",
-                self._say,
+                self._announce,
                 goes_on,
                 partial(self._standbys.come, start.group),
             ):
@@ -178,23 +179,23 @@ class Restarter:
     async def _known(self, start: GroupStart) -> int | None:
         """The highest incarnation of the group that the coordinator knows; None where the group must not be started
         again."""
-        group, told = start.group, False
-        while group not in self._kept_out and not self._over() and self._lives():
+        group, reported = start.group, False
+        while group not in self._kept_out and not self._over() and self._job_attempts():
             answer = await self._client.ask_restart(group, start.incarnation)
             if answer is None:
                 return None
             if answer.never:
                 if answer.why:
                     self._kept_out.add(group)
-                    self._say(f"group {group} is not started again: {answer.why}")
+                    self._announce(f"group {group} is not started again: {answer.why}")
                 return None
             if answer.now:
-                return None if self._over() or not self._lives() else int(answer.highest_incarnation)
+                return None if self._over() or not self._job_attempts() else int(answer.highest_incarnation)
             if answer.drained and (self._standbys.there or self._elsewhere(start)):
                 self._drained.add(start)
                 return int(answer.highest_incarnation)
-            if answer.drained and not told:
-                told = True
-                self._say(f"group {group} is drained: it is started again once spare-drain --undo allows it")
+            if answer.drained and not reported:
+                reported = True
+                self._announce(f"group {group} is drained: it is started again once spare-drain --undo allows it")
             await asyncio.sleep(DRAINED_S if answer.drained else ASK_AGAIN_S)
         return None

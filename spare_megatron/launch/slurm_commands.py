@@ -40,35 +40,35 @@ def ask(*words: str, timeout_s: float = ANSWER_S) -> subprocess.CompletedProcess
         return subprocess.CompletedProcess(words, 127, "", f"{words[0]} is not there")
 
 
-def told_of(job: str) -> Mapping[str, str]:
+def reported_of(job: str) -> Mapping[str, str]:
     """The fields of ``scontrol show job``; empty where Slurm does not answer."""
     shown = ask("scontrol", "--oneliner", "show", "job", job).stdout
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
 
 
-def slurm_queues_again(told: Mapping[str, str]) -> bool:
+def slurm_queues_again(reported: Mapping[str, str]) -> bool:
     """Whether Slurm puts the job back into the queue by itself when its batch script ends, because it is preempting it.
-    ``told`` is what Slurm says of the job; an answer that does not come counts as no."""
-    if not _is_preempted(told):
+    ``reported`` is what Slurm says of the job; an answer that does not come counts as no."""
+    if not _is_preempted(reported):
         return False
     shown = ask("scontrol", "show", "config").stdout
     fields = (line.split("=", 1) for line in shown.splitlines() if "=" in line)
     config = {name.strip(): value.strip() for name, value in fields}
-    partition = ask("scontrol", "--oneliner", "show", "partition", told.get("Partition", "")).stdout
+    partition = ask("scontrol", "--oneliner", "show", "partition", reported.get("Partition", "")).stdout
     mode = re.search(r"\bPreemptMode=(\S+)", partition)
-    return queues_preempted(told, config, mode.group(1) if mode else "")
+    return queues_preempted(reported, config, mode.group(1) if mode else "")
 
 
-def queues_preempted(told: Mapping[str, str], config: Mapping[str, str], partition_mode: str) -> bool:
+def queues_preempted(reported: Mapping[str, str], config: Mapping[str, str], partition_mode: str) -> bool:
     """:func:`slurm_queues_again`, from the fields of ``scontrol show job`` and ``show config`` and the PreemptMode of
     the job's partition.
 
     Each such requeue counts towards MaxBatchRequeue, at which Slurm holds the job; it is no use where it would be held.
     The mode of a quality of service is not known here, so with preempt/qos the answer is no."""
     version = re.match(r"(\d+)\.(\d+)", config.get("SLURM_VERSION", ""))
-    counted, limit = told.get("BatchFlag", ""), config.get("MaxBatchRequeue", "")
+    counted, limit = reported.get("BatchFlag", ""), config.get("MaxBatchRequeue", "")
     return (
-        _is_preempted(told)
+        _is_preempted(reported)
         and version is not None
         and tuple(map(int, version.groups())) >= QUEUES_PREEMPTED
         and config.get("PreemptType") == "preempt/partition_prio"
@@ -79,14 +79,14 @@ def queues_preempted(told: Mapping[str, str], config: Mapping[str, str], partiti
     )
 
 
-def _is_preempted(told: Mapping[str, str]) -> bool:
-    """Whether Slurm has told the job to leave for another one, and may queue it again."""
-    return told.get("PreemptTime", "None") != "None" and told.get("Requeue") == "1"
+def _is_preempted(reported: Mapping[str, str]) -> bool:
+    """Whether Slurm has reported the job to leave for another one, and may queue it again."""
+    return reported.get("PreemptTime", "None") != "None" and reported.get("Requeue") == "1"
 
 
-def time_left_s(told: Mapping[str, str]) -> float | None:
+def time_left_s(reported: Mapping[str, str]) -> float | None:
     """Seconds to the time limit; None where there is none, or it is not known."""
-    limit_s, run_s = seconds(told.get("TimeLimit", "")), seconds(told.get("RunTime", ""))
+    limit_s, run_s = seconds(reported.get("TimeLimit", "")), seconds(reported.get("RunTime", ""))
     return None if limit_s is None or run_s is None else limit_s - run_s
 
 
@@ -143,10 +143,10 @@ def in_service(names: Sequence[str]) -> dict[str, bool]:
     """Whether Slurm says of each node that it answers, and is not taken out of service."""
     found = {}
     for line in ask("scontrol", "--oneliner", "show", "node", ",".join(names)).stdout.splitlines():
-        told = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        state = told.get("State", "DOWN")
+        reported = dict(word.split("=", 1) for word in line.split() if "=" in word)
+        state = reported.get("State", "DOWN")
         out = {"DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN"}.intersection(state.split("+"))
-        found[told.get("NodeName", "")] = not out and "*" not in state
+        found[reported.get("NodeName", "")] = not out and "*" not in state
     return found
 
 
@@ -157,9 +157,9 @@ def step_names(job: str) -> list[str]:
 
 def batch_script_is_lost(job: str) -> bool:
     """Whether the job runs, but Slurm has taken the node of its batch script out of it."""
-    told = told_of(job)
-    nodes = node_names(told.get("NodeList", ""))
-    return told.get("JobState") == "RUNNING" and bool(nodes) and told.get("BatchHost") not in nodes
+    reported = reported_of(job)
+    nodes = node_names(reported.get("NodeList", ""))
+    return reported.get("JobState") == "RUNNING" and bool(nodes) and reported.get("BatchHost") not in nodes
 
 
 def kill_steps(job: str, name: str) -> bool:

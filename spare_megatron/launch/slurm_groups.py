@@ -25,16 +25,16 @@ from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import LENT_TO, POSITIONS
 from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.launch.attempt_report import LINES_SHOWN, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
-from spare_megatron.launch.life_report import LINES_SHOWN, tail
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
 from spare_megatron.launch.restarter import NoStandbys, Restarter
-from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, told_of
+from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, reported_of
 from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 from spare_megatron.runtime.brief_command import run_command
 from spare_megatron.runtime.run_directory import RunDirectory, glance
@@ -49,7 +49,7 @@ SWEEP_LIMIT_S = 30.0
 
 @dataclass(frozen=True)
 class SlurmRanks:
-    """How the ranks of a life are started."""
+    """How the ranks of a job attempt are started."""
 
     allocation: Allocation
     run_dir: RunDirectory
@@ -59,11 +59,11 @@ class SlurmRanks:
     srun_options: tuple[str, ...]
     health_check: str
     """The user's command before a lost group is started again; empty: none."""
-    life: int
+    job_attempt: int
     step_name: str
-    """Of the life's steps; those of restarts have something behind it."""
+    """Of the job attempt's steps; those of restarts have something behind it."""
     environ: Mapping[str, str]
-    """Of the ranks that the life began with."""
+    """Of the ranks that the job attempt began with."""
 
     @property
     def num_groups(self) -> int:
@@ -90,7 +90,7 @@ class NodeNews(NoStandbys):
 
 
 class SlurmGroups:
-    """The groups of one life. Used in one event loop."""
+    """The groups of one job attempt. Used in one event loop."""
 
     def __init__(
         self,
@@ -99,12 +99,12 @@ class SlurmGroups:
         processes: Processes,
         client: CoordinatorClient,
         memory: LaunchMemory,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         over: Callable[[], bool],
         first_alive: Callable[[], bool],
         lent: LentNodes,
     ) -> None:
-        """``first_alive`` says whether the step that the life began with goes on."""
+        """``first_alive`` says whether the step that the job attempt began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
         self._news = NodeNews()
         self._restarter = Restarter(
@@ -113,7 +113,7 @@ class SlurmGroups:
             memory,
             self._fault,
             self._begin,
-            say,
+            announce,
             over,
             standbys=self._news,
             elsewhere=self._elsewhere,
@@ -121,10 +121,10 @@ class SlurmGroups:
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
         self._lent: dict[int, LentNode] = {}
-        """Number of each node that was lent in this life, also of those that have left."""
+        """Number of each node that was lent in this job attempt, also of those that have left."""
         self._all_lent = lent
         self._loop = asyncio.get_running_loop()
-        self._places, self._say = SlurmPlaces(ranks.allocation, ranks.group_size), say
+        self._places, self._announce = SlurmPlaces(ranks.allocation, ranks.group_size), announce
         self._names: dict[int, str] = {}
         """Of all nodes that the job began with, which the first look asks for, and of lent ones."""
         self._absences = Absences(self._newest.values())
@@ -141,7 +141,7 @@ class SlurmGroups:
         """The sentences of ranks that found a user's error, but for groups that were started again: they only stay
         away."""
         again = tuple(f"group-{start.group}-" for start in self._newest.values() if start.restarts)
-        return [file for file in self._ranks.run_dir.told_errors() if not file.name.startswith(again)]
+        return [file for file in self._ranks.run_dir.reported_errors() if not file.name.startswith(again)]
 
     @property
     def children(self) -> list[Child]:
@@ -149,7 +149,7 @@ class SlurmGroups:
         return list(self._steps.values())
 
     async def watch(self) -> None:
-        """Bring lost groups back until the life is over."""
+        """Bring lost groups back until the job attempt is over."""
         if self._restarter.works:
             for node in self._all_lent.nodes:
                 self.take(node)
@@ -158,7 +158,7 @@ class SlurmGroups:
         while self._restarter.works and not self._over():
             await asyncio.sleep(LOOK_S)
             status = glance(self._ranks.run_dir.status)
-            if status is not None and (status["phase"], status["life"]) == ("running", self._ranks.life):
+            if status is not None and (status["phase"], status["life"]) == ("running", self._ranks.job_attempt):
                 for start in self._absences.gone(self._newest.values(), named(status), time.monotonic()):
                     self._lost(start, failed=start.group not in status["drained"])
 
@@ -186,7 +186,7 @@ class SlurmGroups:
         """The ranks of a restart have ended, those of its step or on a lent node; ``status`` is their highest exit
         code."""
         if status == ExitCode.BAD_INPUT:
-            sentences = self._ranks.run_dir.told_errors(start.group)
+            sentences = self._ranks.run_dir.reported_errors(start.group)
             if sentences:
                 self._restarter.note_error(start, tail(sentences[0], LINES_SHOWN))
         self._restarter.note(start, 0, status)
@@ -215,7 +215,7 @@ class SlurmGroups:
                 whose = f"the {kind} node " if move.giver is None else ""
                 of = "" if move.giver is None else f" of group {move.giver}, which waits for nodes too"
                 there = f"{whose}{self._names[move.other]}{of}"
-                self._say(f"group {group} moves from {self._names[move.node]} to {there}: {move.why}")
+                self._announce(f"group {group} moves from {self._names[move.node]} to {there}: {move.why}")
 
     def _look(self, start: GroupStart, over: Callable[[], bool]) -> NodesLook:
         nodes = self._nodes()
@@ -230,7 +230,7 @@ class SlurmGroups:
             names = node_names(self._ranks.allocation.node_list)
             self._names.update(zip(own, names, strict=False))
             self._places.racks = dict(enumerate(racks_of(names)))
-        here = set(node_names(told_of(self._ranks.allocation.job).get("NodeList", "")))
+        here = set(node_names(reported_of(self._ranks.allocation.job).get("NodeList", "")))
         if not self._names.keys() >= set(own) or not here:
             return None
         usable = {node for node, lent in list(self._lent.items()) if lent.usable}
@@ -270,7 +270,7 @@ class SlurmGroups:
         step = (*SRUN, *where, f"--job-name={self._ranks.step_name}-check", *command)
         # without an incarnation: what runs here is no rank, and no sweep is to take it for one
         environ = {name: value for name, value in self._ranks.environ.items() if name != "SPARE_INCARNATION"}
-        found = run_command(step, limit_s, self._processes.guard, over, environ=environ, hear_all=True)
+        found = run_command(step, limit_s, self._processes.guard, over, environ=environ, receive_all=True)
         if found.status == 0:
             return None
         return HealthFault(kind, f"{node}: {what}{found.words(limit_s)}")
@@ -319,7 +319,7 @@ class SlurmGroups:
         if len(own) < ranks.group_size:
             environ[POSITIONS] = ",".join(str(position) for position, _ in own)
             log = log.replace("rank-%t.", "task-%t.")
-        # the file of hosts says it all, and newer versions take no number of nodes beside it
+        # the file of hosts reports it all, and newer versions take no number of nodes beside it
         for name in ("SLURM_NTASKS_PER_NODE", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"):
             environ.pop(name, None)
         self._steps[start] = self._processes.start(
@@ -362,7 +362,7 @@ class SlurmGroups:
             reason = f"the lent node {node.name} is to leave ({why})"
             answer = await self._client.tell("Drain", pb.DrainRequest(groups=groups, reason=reason), pb.DrainAnswer)
             if answer is not None and answer.refusal:
-                self._say(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
+                self._announce(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
             await node.until_empty()
             if not self._over():
                 request = pb.DrainRequest(groups=groups, reason=f"the lent node {node.name} has left", undo=True)
@@ -388,7 +388,7 @@ class SlurmGroups:
             back = {name for name in out if served.get(name)}
             out = {name for name, serves in served.items() if not serves}
             for name in sorted(back):
-                self._say(f"{name} is in service again")
+                self._announce(f"{name} is in service again")
             for group in sorted(group for group, missed in waiting.items() if missed & back):
                 self._news.wake(group)
 

@@ -24,7 +24,11 @@ AGENT = 'exec "$0" -m spare_megatron.cli.agent "$@" --name "$SLURMD_NODENAME"'
 
 
 async def lend_nodes(
-    allocation: Allocation, run_dir: RunDirectory, srun_options: Sequence[str], tls_dir: str, say: Callable[[str], None]
+    allocation: Allocation,
+    run_dir: RunDirectory,
+    srun_options: Sequence[str],
+    tls_dir: str,
+    announce: Callable[[str], None],
 ) -> int:
     """Lend until a signal comes or the other job ends; returns the exit code. Raises ConfigError where nothing can be
     lent."""
@@ -48,7 +52,7 @@ async def lend_nodes(
         nonlocal closed
         if not closed:
             closed = True
-            say(f"{reason}: the groups on these nodes are drained, then they leave")
+            announce(f"{reason}: the groups on these nodes are drained, then they leave")
             srun.stdin.close()  # type: ignore[union-attr]
 
     on_stop_signals(leave)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 
 class StandbyBook:
-    """The slots of one life."""
+    """The slots of one job attempt."""
 
     def __init__(self, groups: int, standbys: int) -> None:
         self._slots = groups + standbys

@@ -1,4 +1,5 @@
-"""Has the standbys of one life: groups of ranks that have built their model and wait for the place of a lost group.
+"""Has the standbys of one job attempt: groups of ranks that have built their model and wait for the place of a lost
+group.
 
 Promises: a place is given to one standby, all processes of which live, or to none; a standby that has lost a process
 gets none and is ended; in the slot that a group leaves, the next standby begins.
@@ -40,7 +41,7 @@ class _Standby:
 
 
 class Standbys:
-    """The standbys of one life. Used in one event loop."""
+    """The standbys of one job attempt. Used in one event loop."""
 
     def __init__(
         self,
@@ -52,13 +53,13 @@ class Standbys:
         adopt: Callable[[GroupStart, list[RankProcess]], None],
         fault: Callable[[int], Awaitable[HealthFault | None]],
         beside: Callable[[Coroutine[Any, Any, None]], None],
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
         """``adopt`` takes over the ranks of a standby that got a place; ``fault`` says what is wrong with the host for
         a slot; ``changed`` is called when the processes that wait are others."""
         self._dir, self._starter, self._book, self._memory, self._refills = run_dir, starter, book, memory, refills
-        self._adopt, self._fault, self._beside, self._say, self._changed = adopt, fault, beside, say, changed
+        self._adopt, self._fault, self._beside, self._announce, self._changed = adopt, fault, beside, announce, changed
         self._standbys: dict[int, _Standby] = {}
         self._came = asyncio.Event()
 

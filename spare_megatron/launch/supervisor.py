@@ -1,7 +1,8 @@
-"""Runs a job for spare-launch, over all its lives: starts it, passes signals on, starts it again where that is due.
+"""Runs a job for spare-launch, over all its job attempts: starts it, passes signals on, starts it again where that is
+due.
 
-:mod:`spare_megatron.launch.job_attempt` runs a life; :mod:`spare_megatron.launch.restart_policy` decides what follows
-it.
+:mod:`spare_megatron.launch.job_attempt` runs a job attempt; :mod:`spare_megatron.launch.restart_policy` decides what
+follows it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
+from spare_megatron.launch.attempt_report import ended_attempt, forget_last_attempt
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
-from spare_megatron.launch.job_attempt import Life
-from spare_megatron.launch.life_report import ended_life, forget_last_life
+from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
-from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_life
+from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_attempt
 from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.runtime.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 
@@ -29,11 +30,11 @@ SIGNALS_WAIT_S = 0.05
 SETTLE_PAUSE_S = 0.5
 """The pause between two attempts to write what could not be written, at the end."""
 NO_QUEUE = Obstacles(queue="start the same command again, with --load as --save, to go on")
-"""On one machine another life can always begin, but there is no queue: only the user can start the job again."""
+"""On one machine another job attempt can always begin, but there is no queue: only the user can start the job again."""
 
 
 class Supervisor:
-    """One launch of a job, over all its lives."""
+    """One launch of a job, over all its job attempts."""
 
     def __init__(self, launch: Launch, notice: Callable[[str], None]) -> None:
         """``notice`` shows one line to the user."""
@@ -42,8 +43,8 @@ class Supervisor:
         self._stopped_hard = asyncio.Event()
         most, pause_s = launch.max_group_restarts, launch.group_restart_pause_s
         self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
-        self._side = SideFiles(self._say)
-        self._life: Life | None = None
+        self._side = SideFiles(self._announce)
+        self._job_attempt: LocalAttempt | None = None
 
     async def run(self, beside: Sequence[Callable[[], Awaitable[None]]] = ()) -> ExitCode:
         """Run the whole job; returns its exit code. Raises ConfigError for a user's error.
@@ -59,8 +60,8 @@ class Supervisor:
         tasks = [asyncio.ensure_future(make()) for make in beside]
         try:
             with Processes() as processes:
-                async with PreloadedRanks(self._launch, processes, self._say) as preloaded:
-                    return await self._lives(processes, preloaded)
+                async with PreloadedRanks(self._launch, processes, self._announce) as preloaded:
+                    return await self._job_attempts(processes, preloaded)
         finally:
             for task in tasks:
                 task.cancel()
@@ -79,30 +80,34 @@ class Supervisor:
                 return
             await asyncio.sleep(SETTLE_PAUSE_S)
 
-    async def _lives(self, processes: Processes, preloaded: PreloadedRanks) -> ExitCode:
+    async def _job_attempts(self, processes: Processes, preloaded: PreloadedRanks) -> ExitCode:
         number, progress = 1, JobProgress()
         while True:
-            forget_last_life(self._dir)
-            memory, say, hard = self._memory, self._say, self._stopped_hard
-            life = self._life = Life(self._launch, processes, number, memory, say, self._side, hard, preloaded)
-            code = await life.run(self._stop.reason)
-            decision = await self._decide(life, code, progress)
+            forget_last_attempt(self._dir)
+            memory, announce, hard = self._memory, self._announce, self._stopped_hard
+            job_attempt = self._job_attempt = LocalAttempt(
+                self._launch, processes, number, memory, announce, self._side, hard, preloaded
+            )
+            code = await job_attempt.run(self._stop.reason)
+            decision = await self._decide(job_attempt, code, progress)
             if decision.sentence:
-                self._say(decision.sentence)
+                self._announce(decision.sentence)
             if decision.code is not None:
                 return decision.code
             number, progress = number + 1, decision.progress
 
-    async def _decide(self, life: Life, code: ExitCode, before: JobProgress) -> RestartDecision:
-        """Decide what follows ``life``, no process of which runs any more."""
+    async def _decide(self, job_attempt: LocalAttempt, code: ExitCode, before: JobProgress) -> RestartDecision:
+        """Decide what follows ``job_attempt``, no process of which runs any more."""
         directories = self._launch.checkpoint_dirs
         groups = self._launch.num_groups
-        ended = ended_life(self._dir, code, life.why_failed, directories, groups, before, self._say, life.killed)
+        ended = ended_attempt(
+            self._dir, code, job_attempt.why_failed, directories, groups, before, self._announce, job_attempt.killed
+        )
         await asyncio.sleep(SIGNALS_WAIT_S)
         stop_requested = ended.stop_requested or bool(self._stop.reason)
-        return after_life(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))
+        return after_attempt(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))
 
-    def _say(self, text: str) -> None:
+    def _announce(self, text: str) -> None:
         self._notice(f"spare-launch: {text}")
 
     def _signal(self, reason: str) -> None:
@@ -111,9 +116,9 @@ class Supervisor:
         if self._stop.take(reason):
             self._stopped_hard.set()
         elif not again:
-            self._say(f"{reason}: the job saves and leaves; {TWICE}")
-            if self._life is not None:
-                self._life.request_stop(reason)
+            self._announce(f"{reason}: the job saves and leaves; {TWICE}")
+            if self._job_attempt is not None:
+                self._job_attempt.request_stop(reason)
 
 
 def on_stop_signals(handle: Callable[[str], None]) -> None:

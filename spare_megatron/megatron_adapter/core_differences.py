@@ -218,7 +218,7 @@ def _tokenizer_flags(args: Namespace) -> Namespace:
 
 
 def context_cut() -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """megatron-core's function that cuts a batch for a context-parallel rank; since 0.18 it must be told the group."""
+    """megatron-core's function that cuts a batch for a context-parallel rank; since 0.18 it must be given the group."""
     from megatron.core import parallel_state
     from megatron.core.utils import get_batch_on_this_cp_rank as cut
 

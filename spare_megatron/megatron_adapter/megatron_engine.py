@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.megatron_adapter.shared_words import broadcast_words
+from spare_megatron.megatron_adapter.json_collectives import broadcast_json
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 install_cpu_shims()
@@ -252,8 +252,8 @@ class MegatronEngine(TransferableState):
         return self.exact.result_fault(self._parted(reduced)[0], reduced[-1])
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """In exact modes a digest (16 hex digits) of the reduced scalars, routing counts and witness, which has the
-        checksums of the sums; else ''."""
+        """In exact modes a digest (16 hex digits) of the reduced scalars, routing counts and check vector, which has
+        the checksums of the sums; else ''."""
         if self.exact is None:
             return ""
         text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
@@ -421,11 +421,11 @@ class MegatronEngine(TransferableState):
         """The names that the loss function reports, from the pieces run so far or else from a forward pass of the probe
         piece."""
         holder = self.world.last_stage_position
-        names = broadcast_words(sum_names(values), holder, compute_device())
+        names = broadcast_json(sum_names(values), holder, compute_device())
         if not names:
             sums = self._new_sums()
             self._forward(self._step, (self._probe_piece,), self._source, sums, self._batches.size(self._step))
-            names = broadcast_words(sum_names(sums.values()), holder, compute_device())
+            names = broadcast_json(sum_names(sums.values()), holder, compute_device())
         return list(names)
 
 

@@ -294,7 +294,7 @@ CPU_SHIMS: tuple[CpuShim, ...] = (
     ),
     CpuShim(
         "latent_attention",
-        "torch's attention with values of another width than keys, which only transformer-engine's is told, and "
+        "torch's attention with values of another width than keys, which only transformer-engine's is given, and "
         "nobody asks whether a layer is transformer-engine's: multi_latent_attention 155/185, "
         "dot_product_attention 78/248",
         _latent_attention,

@@ -21,9 +21,9 @@ def timers_text(timers: Any, steps: int) -> str:
 
     Resets the timers. Collective in the group.
     """
-    from spare_megatron.megatron_adapter.shared_words import gather_words
+    from spare_megatron.megatron_adapter.json_collectives import gather_json
     from spare_megatron.megatron_adapter.shims import compute_device
 
-    parts = gather_words(sorted(timers._timers), compute_device())
+    parts = gather_json(sorted(timers._timers), compute_device())
     known = sorted({name for part in parts for name in part})
     return (timers.get_all_timers_string(known, normalizer=float(steps)) or "") if known else ""

@@ -59,7 +59,7 @@ class _Recovery:
 
 @dataclass
 class Totals:
-    """Counts over all lives of the job, for its summary."""
+    """Counts over all job attempts, for its summary."""
 
     steps_committed: int = 0
     failures_masked: int = 0
@@ -96,7 +96,7 @@ def all_real(_step: int, pieces: Iterable[int]) -> int:
 class MetricsBook:
     """Collects the figures of steps until their lines are ready.
 
-    ``written`` is the (life, step) of the last line that metrics.jsonl already has: no line is made up to there.
+    ``written`` is the (job attempt, step) of the last line that metrics.jsonl already has: no line is made up to there.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class MetricsBook:
         self.loss_name = loss_name
         self._started_unix_s = started_unix_s
         self._start_s: float | None = None
-        """From the start of the coordinator to the beginning of the life's first step, until that step has a line."""
+        """From the start of the coordinator to the beginning of the job attempt's first step, until that step has a
+        line."""
         self._saves: list[tuple[int, float]] = []
         """(step, for how long a save kept a group from beginning it), until the next line."""
         self._voting = ((0, 0), 0.0)
@@ -122,7 +123,7 @@ class MetricsBook:
         self._last_commit_s: float | None = None
         self._times: list[float] = []
         self._disturbed: list[float] = []
-        self._life = 0
+        self._job_attempt = 0
         self.relieved: dict[str, Any] = {}
         """The last step in which pieces moved, and who gave how many to whom; empty before there was one."""
         self.piece_s: dict[int, float] = {}
@@ -170,11 +171,11 @@ class MetricsBook:
             self.totals.wipe_outs += 1
 
     def _open(self, time_s: float, before: State, after: State) -> None:
-        if after.life == before.life:
+        if after.job_attempt == before.job_attempt:
             return
         if before.spec is not None:
             self.totals.steps_lost += max(0, before.committed[0] - after.committed[0])
-        self._life = after.life
+        self._job_attempt = after.job_attempt
         self._pending, self._reports, self._figures = {}, {}, {}
         self._recovery, self._last_commit_s, self._start_s, self._saves = None, time_s, None, []
 
@@ -215,11 +216,11 @@ class MetricsBook:
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
         moved = moved_pieces(before.plan)
         own = self.own = {group: parts[0] for group, parts in loads.items()}
-        self.piece_s = {g: told.get("compute_s", 0.0) / own[g] for g, told in times.items() if own.get(g)}
+        self.piece_s = {g: reported.get("compute_s", 0.0) / own[g] for g, reported in times.items() if own.get(g)}
         line: dict[str, Any] = {
             "step": commit.step,
             "epoch": commit.epoch,
-            "life": self._life,
+            "life": self._job_attempt,
             "live_groups": len(before.live),
             "load_max": max(map(sum, loads.values()), default=0),
             "pieces": pieces,
@@ -247,7 +248,7 @@ class MetricsBook:
             line["start_s"], self._start_s = round(self._start_s, 6), None
         (self._times if recovery is None else self._disturbed).append(step_time_s)
         self.totals.steps_committed += 1
-        if (self._life, commit.step) > self._written:
+        if (self._job_attempt, commit.step) > self._written:
             self._pending[commit.step] = line
         self._recovery, self._last_commit_s, self._figures = None, time_s, {}
 
@@ -304,11 +305,11 @@ class MetricsBook:
     # -------------------------------------------------------------------------------------------------- for a snapshot
 
     def memo(self) -> dict[str, Any]:
-        """What the events so far have left here, as JSON values, for :meth:`recall` of another book. What ranks told is
-        not in it, except in lines that are complete."""
+        """What the events so far have left here, as JSON values, for :meth:`recall` of another book. What ranks
+        reported is not in it, except in lines that are complete."""
         recovery = self._recovery
         return {
-            "life": self._life,
+            "life": self._job_attempt,
             "totals": asdict(self.totals),
             "pending": list(self._pending.values()),
             "last_commit_s": self._last_commit_s,
@@ -329,8 +330,8 @@ class MetricsBook:
     def recall(self, memo: Mapping[str, Any], complete: Iterable[dict[str, Any]] = ()) -> None:
         """Go on from the memo of another book. Lines that were ``complete`` then are ready again, with their reports;
         no line is made twice that metrics.jsonl has."""
-        self._life, self.totals = memo["life"], Totals(**memo["totals"])
-        lines = [line for line in (*complete, *memo["pending"]) if line["life"] == self._life]
+        self._job_attempt, self.totals = memo["life"], Totals(**memo["totals"])
+        lines = [line for line in (*complete, *memo["pending"]) if line["life"] == self._job_attempt]
         self._pending = {line["step"]: line for line in lines if (line["life"], line["step"]) > self._written}
         self._last_commit_s, self._start_s = memo["last_commit_s"], memo.get("start_s")
         self._times, self._disturbed = list(memo["times"]), list(memo["disturbed"])
@@ -349,14 +350,14 @@ class MetricsBook:
 
 
 def _of_groups(times: Mapping[int, Mapping[str, float]], *names: str) -> list[float]:
-    """The sum of these figures for each group that told any, or 0 alone where none has."""
+    """The sum of these figures for each group that reported any, or 0 alone where none has."""
     return [sum(figures.get(name, 0.0) for name in names) for figures in times.values()] or [0.0]
 
 
 def _slowest(times: Mapping[int, Mapping[str, float]]) -> list[list[float]]:
     """[group, seconds in its own pieces, in patches, in the sums] of the groups that computed for longest."""
-    told = ((group, *(figures.get(name, 0.0) for name in _OF_A_GROUP)) for group, figures in times.items())
-    found = heapq.nsmallest(SLOWEST_MAX, told, key=lambda one: (-one[1] - one[2], one[0]))
+    reported = ((group, *(figures.get(name, 0.0) for name in _OF_A_GROUP)) for group, figures in times.items())
+    found = heapq.nsmallest(SLOWEST_MAX, reported, key=lambda one: (-one[1] - one[2], one[0]))
     return [[group, *(round(seconds, 4) for seconds in parts)] for group, *parts in found]
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from spare_megatron.protocol.state import Plan
 
 GIVERS_MAX = 16
-"""Of so many groups it is told, those that gave most: a size that does not grow with the job."""
+"""Of so many groups it is reported, those that gave most: a size that does not grow with the job."""
 
 
 def moved_pieces(plan: Plan) -> dict[str, dict[str, int]]:

@@ -2,7 +2,7 @@
 
 The coordinator sends them, once per job, with OTLP over HTTP; where to, and how often, say the SDK's own variables
 (OTEL_EXPORTER_OTLP_ENDPOINT, ...). A span is made when it is over, from a line of metrics.jsonl: nothing is measured
-twice. Spans of one life of the coordinator are one trace::
+twice. Spans of one job attempt of the coordinator are one trace::
 
     megatron.train
       megatron.train_step                  with the group of spans 'step'

@@ -17,7 +17,7 @@ WORK = "compute, reduce"
 """Where it is not known how long each took."""
 
 
-HEARD_S = 1e-6
+RECEIVED_S = 1e-6
 """A patch begins at least so long after it was decided: an arrow leads forwards."""
 
 
@@ -43,7 +43,7 @@ class GroupVote:
     """When these were given to it."""
 
 
-def told_groups(line: Mapping[str, Any]) -> dict[int, tuple[float, float, float]]:
+def reported_groups(line: Mapping[str, Any]) -> dict[int, tuple[float, float, float]]:
     """Group -> seconds in its own pieces, in patches, in the sums, of those that the line tells of."""
     return {int(group): tuple(parts) for group, *parts in line.get("slowest", ())}
 
@@ -53,7 +53,7 @@ class CommittedStep:
     """A step that was committed; ``line`` is its line of metrics.jsonl, None where there is none."""
 
     began_s: float
-    """When the step before was committed, or the life's first plan was sent."""
+    """When the step before was committed, or the job attempt's first plan was sent."""
     committed_s: float
     votes: Mapping[int, GroupVote]
     line: Mapping[str, Any] | None
@@ -61,20 +61,20 @@ class CommittedStep:
     usual_lead_s: float
     """From a commit to the first computing of the next step, as lately seen."""
     is_first: bool = False
-    """Of its life: no commit was applied before it."""
+    """Of its job attempt: no commit was applied before it."""
 
     @cached_property
-    def told(self) -> Mapping[int, tuple[float, float, float]]:
+    def reported(self) -> Mapping[int, tuple[float, float, float]]:
         """Group -> seconds in its own pieces, in patches, in the sums."""
-        return {} if self.line is None else told_groups(self.line)
+        return {} if self.line is None else reported_groups(self.line)
 
     @cached_property
     def lead_s(self) -> float:
-        """From the commit before to the first computing: in a calm step that is what the lengths leave."""
+        """From the commit before to the first computing: in a failure-free step that is what the lengths leave."""
         if self.line is None or self.line["recovery"] is not None:
             return self.usual_lead_s
-        told = [(vote, self.told[group]) for group, vote in self.votes.items() if group in self.told]
-        return max(0.0, median(vote.time_s - self.began_s - sum(own) for vote, own in told)) if told else 0.0
+        reported = [(vote, self.reported[group]) for group, vote in self.votes.items() if group in self.reported]
+        return max(0.0, median(vote.time_s - self.began_s - sum(own) for vote, own in reported)) if reported else 0.0
 
     def parts_of(self, group: int, save_s: float) -> tuple[list[StepPart], bool]:
         """The parts of this group's step in order, and whether their lengths were measured, not computed. ``save_s``:
@@ -84,12 +84,12 @@ class CommittedStep:
         after = StepPart("vote", voted_s, self.committed_s)
         if self.line is None:
             return [StepPart(WORK, began_s, voted_s), after], False
-        told = self.told.get(group)
-        compute_s, patch_s, reduce_s = told or self._computed(vote, voted_s - began_s - self.lead_s, self.line)
+        reported = self.reported.get(group)
+        compute_s, patch_s, reduce_s = reported or self._computed(vote, voted_s - began_s - self.lead_s, self.line)
         reduces_s = max(began_s, voted_s - reduce_s)
-        patches_s = min(max(began_s, reduces_s - patch_s, vote.patched_from_s + HEARD_S), reduces_s)
+        patches_s = min(max(began_s, reduces_s - patch_s, vote.patched_from_s + RECEIVED_S), reduces_s)
         computes_s = max(began_s, patches_s - compute_s)
-        if told is None or self.line["recovery"] is not None:  # before a patch it waited for sums that broke
+        if reported is None or self.line["recovery"] is not None:  # before a patch it waited for sums that broke
             computes_s = min(began_s + self.lead_s, computes_s)
         saves_s = max(began_s, computes_s - save_s)
         found = [
@@ -102,7 +102,7 @@ class CommittedStep:
         ]
         needed = {"commit", "vote", *(["patch"] if vote.patched else [])}
         parts = [one for one in found if one.end_s > one.begin_s or one.name in needed]
-        return parts[1:] if self.is_first else parts, told is not None
+        return parts[1:] if self.is_first else parts, reported is not None
 
     def _computed(self, vote: GroupVote, room_s: float, line: Mapping[str, Any]) -> tuple[float, float, float]:
         """(compute, patch, reduce) of a group of which the line tells nothing, in ``room_s`` seconds."""

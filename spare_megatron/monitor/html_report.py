@@ -55,7 +55,7 @@ def report_html(picture: JobPicture, name: str) -> str:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     wall_time = picture.wall_time()
     costs = picture.failures(wall_time)
-    told = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
+    reported = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
     return environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8")).render(
         name=name,
         head=job_texts.effective_text(wall_time) or "its first steps",
@@ -65,8 +65,8 @@ def report_html(picture: JobPicture, name: str) -> str:
         area=report_plots,
         costs=costs[-FAILURES_SHOWN:],
         costs_left_out=max(0, len(costs) - FAILURES_SHOWN),
-        told=told[-HAPPENINGS_SHOWN:],
-        told_left_out=max(0, len(told) - HAPPENINGS_SHOWN),
+        reported=reported[-HAPPENINGS_SHOWN:],
+        reported_left_out=max(0, len(reported) - HAPPENINGS_SHOWN),
         choice=_choice(picture, wall_time, costs),
         text=job_texts,
         duration=duration,
@@ -76,16 +76,16 @@ def report_html(picture: JobPicture, name: str) -> str:
 def _facts(picture: JobPicture, wall_time: WallTime) -> Iterator[tuple[str, str]]:
     """What stands at the top: (name, value)."""
     series, history = picture.series, picture.history
-    life = history.life
-    yield "outcome", life.outcome or "running"
-    yield "began", f"{job_texts.clock(history.lives[0].opened_s)} UTC"
+    job_attempt = history.job_attempt
+    yield "outcome", job_attempt.outcome or "running"
+    yield "began", f"{job_texts.clock(history.job_attempts[0].opened_s)} UTC"
     yield "wall time", duration(wall_time.wall_s)
-    yield "last step", f"{series.step[-1]} of {life.spec.last_step}"
-    yield "groups", f"{life.spec.num_groups}, redundancy {len(life.spec.offsets)}"
+    yield "last step", f"{series.step[-1]} of {job_attempt.spec.last_step}"
+    yield "groups", f"{job_attempt.spec.num_groups}, redundancy {len(job_attempt.spec.offsets)}"
     masked = sum(failure.masked for failure in history.failures)
     yield "failures", f"{masked} masked, {counted(len(history.failures) - masked, 'other')}"
     yield "returns", str(len(history.returns))
-    yield "lives", str(len(history.lives))
+    yield "lives", str(len(history.job_attempts))
     losses = [loss for loss in series.loss if math.isfinite(loss)]
     if losses:
         yield "loss", f"{losses[0]:.4f} to {losses[-1]:.4f}"

@@ -1,4 +1,4 @@
-"""What happened in a job, from the records of its journal: lives, failures, returns, saves. Pure.
+"""What happened in a job, from the records of its journal: job attempts, failures, returns, saves. Pure.
 
 It follows what the coordinator sent, so it needs no state of the controller's machine and none of the votes that led to
 nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is read far faster than it is replayed.
@@ -30,12 +30,12 @@ from spare_megatron.protocol.view import View
 
 
 @dataclass
-class JobLife:
-    """One life of the job. Times are in seconds since 1970; None: not yet."""
+class AttemptHistory:
+    """One job attempt. Times are in seconds since 1970; None: not yet."""
 
     number: int
     opened_s: float
-    """When the first group said Hello."""
+    """When the first group sent Hello."""
     spec: JobSpec
     begun_s: float | None = None
     """When its first step began."""
@@ -64,7 +64,7 @@ class Failure:
     """Groups that were lost together while they were members. Times are in seconds since 1970."""
 
     time_s: float
-    life: int
+    job_attempt: int
     step: int
     """The step in flight."""
     groups: tuple[int, ...]
@@ -82,7 +82,7 @@ class Departure:
     """A group has left because an operator asked for it."""
 
     time_s: float
-    life: int
+    job_attempt: int
     step: int
     """The step with whose commit it left."""
     group: int
@@ -95,7 +95,7 @@ class Return:
     """A lost group is a member again."""
 
     time_s: float
-    life: int
+    job_attempt: int
     step: int
     """The step that was committed last."""
     group: int
@@ -116,7 +116,7 @@ class JobHistory:
     """Collects what happened, record by record."""
 
     def __init__(self) -> None:
-        self.lives: list[JobLife] = []
+        self.job_attempts: list[AttemptHistory] = []
         self.failures: list[Failure] = []
         self.returns: list[Return] = []
         self.saves: list[Save] = []
@@ -130,23 +130,23 @@ class JobHistory:
         self._segments: dict[int, int] = {}
         """Group -> how many segments of its plan are known."""
         self._epoch = self._fencing = 0
-        self._numbered: dict[int, JobLife] = {}
+        self._numbered: dict[int, AttemptHistory] = {}
         self._lost_s: dict[int, float] = {}
-        """Group -> when it was lost last, in this life."""
+        """Group -> when it was lost last, in this job attempt."""
 
     @property
-    def life(self) -> JobLife:
-        """The newest life; IndexError before the first."""
-        return self.lives[-1]
+    def job_attempt(self) -> AttemptHistory:
+        """The newest job attempt; IndexError before the first."""
+        return self.job_attempts[-1]
 
-    def numbered(self, number: int) -> JobLife:
-        """The life with this number; ConfigError where no record is of it."""
-        life = self._numbered.get(number)
-        if life is None:
+    def numbered(self, number: int) -> AttemptHistory:
+        """The job attempt with this number; ConfigError where no record is of it."""
+        job_attempt = self._numbered.get(number)
+        if job_attempt is None:
             raise ConfigError(
-                f"metrics.jsonl has steps of life {number} of the job, of which the journal knows nothing"
+                f"metrics.jsonl has steps of job attempt {number} of the job, of which the journal knows nothing"
             )
-        return life
+        return job_attempt
 
     def take(self, record: Record) -> None:
         """Take the next record."""
@@ -154,29 +154,33 @@ class JobHistory:
         if isinstance(event, Opened):
             self._opened(record, event)
             return
-        if not self.lives:
+        if not self.job_attempts:
             return
-        life, before = self.life, self.live
-        trains = life.begun_s is not None and life.ended_s is None
+        job_attempt, before = self.job_attempt, self.live
+        trains = job_attempt.begun_s is not None and job_attempt.ended_s is None
         for action in record.actions:
             if isinstance(action, SendCommit):
-                life.committed = action.step
+                job_attempt.committed = action.step
                 self.patching.clear()
                 self._segments.clear()
-                life.served |= {action.step + 1} if action.serves else set()
+                job_attempt.served |= {action.step + 1} if action.serves else set()
             elif isinstance(action, AcceptSave):
                 self.saves.append(Save(record.time_unix_s, action.step, action.group))
-            elif isinstance(action, SendStop) and life.ended_s is None:
-                life.ended_s, life.outcome, life.reason = record.time_unix_s, action.outcome, action.reason
+            elif isinstance(action, SendStop) and job_attempt.ended_s is None:
+                job_attempt.ended_s, job_attempt.outcome, job_attempt.reason = (
+                    record.time_unix_s,
+                    action.outcome,
+                    action.reason,
+                )
         if isinstance(event, Tuned):
-            life.save_interval = event.save_interval or life.save_interval
+            job_attempt.save_interval = event.save_interval or job_attempt.save_interval
         views = [action.view for action in record.actions if isinstance(action, SendView)]
         self._follow_segments(views, relieves=isinstance(event, GaveBack))
         view = next((view for view in views if view.is_member), None)
         if view is not None:
             self.live = dict(view.live)
             self.patching &= self.live.keys()
-            life.begun_s = life.begun_s or record.time_unix_s
+            job_attempt.begun_s = job_attempt.begun_s or record.time_unix_s
         if trains:
             self._members(record, before, self._newly_adopted(views))
         self._epoch = max(self._epoch, record.epoch)
@@ -185,13 +189,15 @@ class JobHistory:
         if event.fencing <= self._fencing:
             return
         self._fencing = event.fencing
-        if self.lives and self.life.number == event.life:
-            self.life.coordinators_s.append(record.time_unix_s)
+        if self.job_attempts and self.job_attempt.number == event.job_attempt:
+            self.job_attempt.coordinators_s.append(record.time_unix_s)
             return
         first = event.spec.first_step
         save_every = event.spec.save_every
-        self.lives.append(JobLife(event.life, record.time_unix_s, event.spec, None, first, save_interval=save_every))
-        self._numbered[event.life] = self.life
+        self.job_attempts.append(
+            AttemptHistory(event.job_attempt, record.time_unix_s, event.spec, None, first, save_interval=save_every)
+        )
+        self._numbered[event.job_attempt] = self.job_attempt
         self.live, self._lost_s = {}, {}
         self.patching.clear()
         self._segments.clear()
@@ -205,42 +211,44 @@ class JobHistory:
             self._segments[view.group] = max(known, len(view.segments))
 
     def _newly_adopted(self, views: Sequence[View]) -> tuple[int, ...]:
-        """Follow which shards are adopted; returns those of which a group is told for the first time."""
-        told = {(view.group, shard) for view in views for shard, _ in view.adopts}
-        new = {shard for group, shard in told - self._adopted}
+        """Follow which shards are adopted; returns those of which a group is notified for the first time."""
+        reported = {(view.group, shard) for view in views for shard, _ in view.adopts}
+        new = {shard for group, shard in reported - self._adopted}
         groups = {view.group for view in views}
-        self._adopted = {pair for pair in self._adopted if pair[0] not in groups} | told
+        self._adopted = {pair for pair in self._adopted if pair[0] not in groups} | reported
         return tuple(sorted(new))
 
     def _members(self, record: Record, before: Mapping[int, int], adopted: tuple[int, ...]) -> None:
         """Note who is not a member any more, and who is one again."""
-        life, event, now_s = self.life, record.event, record.time_unix_s
+        job_attempt, event, now_s = self.job_attempt, record.event, record.time_unix_s
         commits = any(isinstance(action, SendCommit) for action in record.actions)
         changed = record.epoch > self._epoch
         losses = event.losses if isinstance(event, Lost) else ()
-        told = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
+        reported = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
         fenced = [a for a in record.actions if isinstance(a, SendFenced) and before.get(a.group) == a.incarnation]
-        dead = {loss.group for loss in told} | {action.group for action in fenced}
-        if dead and (life.ended_s is not None or not changed):  # no view says so
+        dead = {loss.group for loss in reported} | {action.group for action in fenced}
+        if dead and (job_attempt.ended_s is not None or not changed):  # no view says so
             self.live = {group: one for group, one in self.live.items() if group not in dead}
         back = (before.keys() - self.live.keys()) & _sent_back(record)
         self._not_returned(back)
         gone = before.keys() - self.live.keys() - back
         if gone and commits:
-            self.drained += [Departure(now_s, life.number, life.committed, g, record.reason) for g in sorted(gone)]
+            self.drained += [
+                Departure(now_s, job_attempt.number, job_attempt.committed, g, record.reason) for g in sorted(gone)
+            ]
             self._lost_s |= dict.fromkeys(gone, now_s)
         elif gone:
-            causes = tuple(map(describe, told)) or tuple(a.reason for a in fenced if a.group in gone)
-            masked = life.outcome in ("", "finished", "left")
-            step = life.step_in_flight
+            causes = tuple(map(describe, reported)) or tuple(a.reason for a in fenced if a.group in gone)
+            masked = job_attempt.outcome in ("", "finished", "left")
+            step = job_attempt.step_in_flight
             lost = tuple(sorted(gone))
-            self.failures.append(Failure(now_s, life.number, step, lost, causes, masked, record.reason, adopted))
+            self.failures.append(Failure(now_s, job_attempt.number, step, lost, causes, masked, record.reason, adopted))
             self._lost_s |= dict.fromkeys(gone, now_s)
         elif changed and not commits and not isinstance(event, GaveBack | DrainRequested | Hosts):
-            life.repeated.add(life.step_in_flight)
+            job_attempt.repeated.add(job_attempt.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
             away_s = now_s - self._lost_s.get(group, now_s)
-            self.returns.append(Return(now_s, life.number, life.committed, group, away_s))
+            self.returns.append(Return(now_s, job_attempt.number, job_attempt.committed, group, away_s))
 
     def _not_returned(self, groups: Set[int]) -> None:
         """Strike the last returns of these joiners: they have to learn again."""
@@ -251,6 +259,6 @@ class JobHistory:
 
 
 def _sent_back(record: Record) -> set[int]:
-    """The joiners that have to learn again: they are told so."""
+    """The joiners that have to learn again: they are notified."""
     views = (action.view for action in record.actions if isinstance(action, SendView))
     return {view.group for view in views if not view.is_member}

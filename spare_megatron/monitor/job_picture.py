@@ -80,8 +80,8 @@ class JobPicture:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended and the launcher does not start it again by itself."""
-        lives = self.history.lives
-        return bool(lives) and lives[-1].ended_s is not None and not follows_at_once(lives[-1])
+        job_attempts = self.history.job_attempts
+        return bool(job_attempts) and job_attempts[-1].ended_s is not None and not follows_at_once(job_attempts[-1])
 
     def quiet_s(self, now_unix_s: float) -> float:
         """For how long the status of a job that goes on has been the same, in seconds."""
@@ -98,20 +98,20 @@ class JobPicture:
 
     def failures(self, wall_time: WallTime) -> list[FailureCost]:
         """All failures with their cost, in their order."""
-        steps, lives = dict(wall_time.steps), dict(wall_time.lives)
+        steps, job_attempts = dict(wall_time.steps), dict(wall_time.job_attempts)
         returns_s = self._returns_s()
         found = []
         for failure in self.history.failures:
-            masked = steps.pop((failure.life, failure.step), {}) if failure.masked else {}
-            parts = masked if failure.masked else lives.pop(failure.life, {})
+            masked = steps.pop((failure.job_attempt, failure.step), {}) if failure.masked else {}
+            parts = masked if failure.masked else job_attempts.pop(failure.job_attempt, {})
             found.append(FailureCost(failure, parts, _back_s(failure, returns_s)))
         return found
 
     def _returns_s(self) -> Mapping[tuple[int, int], list[float]]:
-        """(life, group) -> the times at which it was a member again, in order."""
+        """(job attempt, group) -> the times at which it was a member again, in order."""
         returns_s: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
         for one in self.history.returns:
-            returns_s[one.life, one.group].append(one.time_s)
+            returns_s[one.job_attempt, one.group].append(one.time_s)
         for times_s in returns_s.values():
             times_s.sort()
         return returns_s
@@ -121,7 +121,7 @@ def _back_s(failure: Failure, returns_s: Mapping[tuple[int, int], list[float]]) 
     """Group -> seconds from the failure to the group's first return after it."""
     back: dict[int, float] = {}
     for group in failure.groups:
-        times_s = returns_s.get((failure.life, group), [])
+        times_s = returns_s.get((failure.job_attempt, group), [])
         place = bisect_left(times_s, failure.time_s)
         if place < len(times_s):
             back[group] = times_s[place] - failure.time_s

@@ -68,7 +68,7 @@ def cost_text(cost: FailureCost) -> str:
 def back_text(cost: FailureCost) -> str:
     """When the groups of a failure were members again."""
     if not cost.failure.masked:
-        return "with the next life"
+        return "with the next job attempt"
     if not cost.back_s:
         return "not back"
     return ", ".join(f"group {group} after {duration(seconds)}" for group, seconds in sorted(cost.back_s.items()))
@@ -92,15 +92,21 @@ def happenings(picture: JobPicture) -> list[Happening]:
 
 def _happenings(picture: JobPicture) -> Iterator[Happening]:
     history = picture.history
-    for life in history.lives:
-        spec = life.spec
+    for job_attempt in history.job_attempts:
+        spec = job_attempt.spec
         steps = f"steps {spec.first_step + 1} to {spec.last_step}"
-        begun = life.begun_s or life.opened_s
-        yield Happening(begun, "life", f"life {life.number} begins: {counted(spec.num_groups, 'group')}, {steps}")
-        for time_s in life.coordinators_s:
+        begun = job_attempt.begun_s or job_attempt.opened_s
+        yield Happening(
+            begun, "life", f"job attempt {job_attempt.number} begins: {counted(spec.num_groups, 'group')}, {steps}"
+        )
+        for time_s in job_attempt.coordinators_s:
             yield Happening(time_s, "coordinator", "another coordinator goes on from the journal")
-        if life.ended_s is not None:
-            yield Happening(life.ended_s, "end", f"life {life.number} ends, {life.outcome}: {life.reason}")
+        if job_attempt.ended_s is not None:
+            yield Happening(
+                job_attempt.ended_s,
+                "end",
+                f"job attempt {job_attempt.number} ends, {job_attempt.outcome}: {job_attempt.reason}",
+            )
     for failure in history.failures:
         text = "; ".join(failure.causes) or failure.reason
         if failure.adopted:

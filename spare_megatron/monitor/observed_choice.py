@@ -23,17 +23,17 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
     history, usual, job = picture.history, picture.usual, picture.job
     losses = sum(len(cost.failure.groups) for cost in costs)
     if not usual.compute_s:
-        raise ConfigError("no calm step was observed")
+        raise ConfigError("no failure-free step was observed")
     if losses < LOSSES_MIN:
         raise ConfigError(
             f"{counted(losses, 'loss', 'losses')} in {wall_time.wall_s:.0f} s are too few to know how often they come; "
             f"{LOSSES_MIN} would do"
         )
-    spec = history.life.spec
+    spec = history.job_attempt.spec
     group_size = max(1, job.world_size // spec.num_groups)
     mtbf_s = wall_time.wall_s / losses
-    restarts_s = [cost["restart"] for cost in wall_time.lives.values() if "restart" in cost]
-    starts = max(1, len(history.lives) - len(restarts_s))
+    restarts_s = [cost["restart"] for cost in wall_time.job_attempts.values() if "restart" in cost]
+    starts = max(1, len(history.job_attempts) - len(restarts_s))
     back_s = [seconds for cost in costs for seconds in cost.back_s.values()]
     saves = max(1, len(history.saves))
     return at_start(

@@ -1,4 +1,4 @@
-"""Finds what ranks told of a step in their files (``--spare-rank-times``), without reading all of them.
+"""Finds what ranks reported of a step in their files (``--spare-rank-times``), without reading all of them.
 
 May assume: others append meanwhile. Steps only grow in a file, each start of a group has its own, so a step is looked
 up by halving. What cannot be read is left out, and said: nothing else depends on it.
@@ -30,24 +30,24 @@ class RankFiles:
         self.positions: Mapping[int, Sequence[int]] = {
             int(found[1]): _positions(path) for path, found in _named(run_dir.rank_times, _GROUP)
         }
-        """Group -> the positions whose ranks have told anything."""
+        """Group -> the positions whose ranks have reported anything."""
         self.left_out = False
         """Whether something could not be read."""
 
     def lines(self, group: int, incarnation: int, step: int, positions: Sequence[int]) -> list[tuple[int, RankLine]]:
-        """(position, line) of what ranks of this start of a group told of ``step``."""
+        """(position, line) of what ranks of this start of a group reported of ``step``."""
         found = []
         for position in positions:
             try:
                 with self._dir.rank_times_of(group, position, incarnation).open("rb") as file:
-                    told = _StepsOfFile(file)
-                    found += [(position, line) for line in told.of(step)]
+                    reported = _StepsOfFile(file)
+                    found += [(position, line) for line in reported.of(step)]
             except FileNotFoundError:
                 continue
             except OSError:
                 self.left_out = True
                 continue
-            self.left_out = self.left_out or told.left_out
+            self.left_out = self.left_out or reported.left_out
         return found
 
 

@@ -14,7 +14,7 @@ from spare_megatron.monitor.speed_texts import speed_lines
 from spare_megatron.monitor.waiting_counts import waiting_text
 
 SILENT_S = 2.0
-"""Members that were not heard for longer are named."""
+"""Members that were not received for longer are named."""
 
 
 def figures_line(status: Mapping[str, Any]) -> str:
@@ -71,17 +71,17 @@ def learners(status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def places(status: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on the member that is furthest behind, and on members that have not been heard for long."""
+    """Lines on the member that is furthest behind, and on members that have not been received for long."""
     members = {group: one for group, one in status.get("groups", {}).items() if group in status["live"]}
-    heard = {group: one for group, one in members.items() if "phase" in one}
-    if heard and status["phase"] == "running":
-        group, last = min(heard.items(), key=lambda item: (*_place(item[1]), -item[1]["still_s"]))
+    received = {group: one for group, one in members.items() if "phase" in one}
+    if received and status["phase"] == "running":
+        group, last = min(received.items(), key=lambda item: (*_place(item[1]), -item[1]["still_s"]))
         where = f"group {group} (rank {last['rank']}) in step {last['step']}, {last['phase']}"
         yield f"furthest behind: {where}, {counted(last['pieces'], 'piece')} done, for {last['still_s']:.1f} s"
     silent = [int(group) for group, one in members.items() if one.get("silent_s", 0.0) > SILENT_S]
     if silent:
         most_s = max(members[str(group)]["silent_s"] for group in silent)
-        yield f"not heard for up to {most_s:.1f} s: {numbered_groups(silent)}"
+        yield f"not received for up to {most_s:.1f} s: {numbered_groups(silent)}"
 
 
 def standbys(status: Mapping[str, Any]) -> Iterator[str]:
@@ -125,12 +125,12 @@ def _threat(status: Mapping[str, Any]) -> str:
     return f": the loss of {who} would be a wipe-out" if last else ", whose loss would be a wipe-out"
 
 
-def _time_to_train(told: Mapping[str, Any]) -> str:
+def _time_to_train(reported: Mapping[str, Any]) -> str:
     """What was predicted when the job chose for itself, and what came of it."""
-    pace_s, predicted_s = told["at_this_pace_s"], told["predicted_s"]
+    pace_s, predicted_s = reported["at_this_pace_s"], reported["predicted_s"]
     figures = [
-        f"{duration(told['without_failures_s'])} without failures",
+        f"{duration(reported['without_failures_s'])} without failures",
         "no prediction" if predicted_s is None else f"{duration(predicted_s)} predicted",
-        *([] if pace_s is None else [f"{duration(pace_s)} at the pace of the {told['steps_done']} done"]),
+        *([] if pace_s is None else [f"{duration(pace_s)} at the pace of the {reported['steps_done']} done"]),
     ]
-    return f"the {told['steps']} steps left at the choice take {', '.join(figures)}"
+    return f"the {reported['steps']} steps left at the choice take {', '.join(figures)}"

@@ -1,8 +1,8 @@
 """Says what the wall time of one committed step went into, from its line of metrics.jsonl. Pure.
 
-A step goes from the commit before it to its own. In a calm step the slowest group computes, then all reduce; what is
-left, the *rest*, is the update, the vote and the commit. The part that is wanted is what the same step takes with all
-groups alive, evenly fast and undisturbed; the others are what happened beside it::
+A step goes from the commit before it to its own. In a failure-free step the slowest group computes, then all reduce;
+what is left, the *rest*, is the update, the vote and the commit. The part that is wanted is what the same step takes
+with all groups alive, evenly fast and undisturbed; the others are what happened beside it::
 
     | rest | save |        compute        |  gap: detect, agree, rebuild  | patch | reduce |
                   | even | fewer | slowest|
@@ -25,7 +25,7 @@ LONG_REST_S = 0.02
 
 @dataclass(frozen=True)
 class UsualStep:
-    """Medians of the last calm steps, in seconds; 0 where there was none."""
+    """Medians of the last failure-free steps, in seconds; 0 where there was none."""
 
     rest_s: float = 0.0
     compute_s: float = 0.0
@@ -46,7 +46,7 @@ class StepCircumstances:
     without_coordinator: bool = False
     """A coordinator was started again."""
     first: bool = False
-    """It is one of the first two of its life: the ranks compute, and make their update, for the first time."""
+    """It is one of the first two of its job attempt: the ranks compute, and make their update, for the first time."""
 
 
 @dataclass(frozen=True)
@@ -56,34 +56,34 @@ class StepParts:
     parts: Mapping[str, float]
     """Name of the part (watch.wall_time) -> seconds; together the length of the step."""
     rest_s: float
-    calm: bool
+    failure_free: bool
 
 
 def parts_of(line: Mapping[str, Any], usual: UsualStep, at: StepCircumstances) -> StepParts:
     """The parts of the step of this line of metrics.jsonl."""
     length_s, recovery = line["step_time_s"], line["recovery"]
     if length_s < 0:  # the clock was set back
-        return StepParts({"unknown": length_s}, 0.0, calm=False)
-    told = line["compute_s"] > 0
-    compute_s = min(length_s, line["compute_s"] if told else usual.compute_s)
-    reduce_s = min(length_s - compute_s, line["reduce_least_s"] if told else usual.reduce_s)
+        return StepParts({"unknown": length_s}, 0.0, failure_free=False)
+    reported = line["compute_s"] > 0
+    compute_s = min(length_s, line["compute_s"] if reported else usual.compute_s)
+    reduce_s = min(length_s - compute_s, line["reduce_least_s"] if reported else usual.reduce_s)
     left_s = length_s - compute_s - reduce_s
     save_s = min(left_s, at.save_s)
     left_s -= save_s
-    paced_s = min(compute_s, line["compute_paced_s"]) if told else compute_s
-    fewer_s = max(0.0, paced_s - line["compute_even_s"]) if told else 0.0
+    paced_s = min(compute_s, line["compute_paced_s"]) if reported else compute_s
+    fewer_s = max(0.0, paced_s - line["compute_even_s"]) if reported else 0.0
     parts = {"save": save_s, "fewer": fewer_s, "slowest": compute_s - paced_s}
     relieved = bool(line.get("pieces_given"))
-    calm = recovery is None and not (at.repeated or at.without_coordinator or relieved)
+    failure_free = recovery is None and not (at.repeated or at.without_coordinator or relieved)
     if recovery is not None:
         parts |= _of_recovery(recovery, length_s, left_s, usual.rest_s, usual.rest_s + save_s + compute_s)
-    elif not calm or at.served or _is_long(left_s, usual.rest_s):
+    elif not failure_free or at.served or _is_long(left_s, usual.rest_s):
         more_s = max(0.0, left_s - usual.rest_s)
-        late_s = min(more_s, _late_s(line, parts["slowest"])) if calm else more_s if relieved else 0.0
+        late_s = min(more_s, _late_s(line, parts["slowest"])) if failure_free else more_s if relieved else 0.0
         parts["slowest"] += late_s
         parts[_owner(at)] = more_s - late_s
     parts["train"] = length_s - sum(parts.values())
-    return StepParts(parts, left_s, calm and told and not at.served)
+    return StepParts(parts, left_s, failure_free and reported and not at.served)
 
 
 def _is_long(rest_s: float, usual_s: float) -> bool:

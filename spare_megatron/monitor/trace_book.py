@@ -1,6 +1,6 @@
 """Draws the timeline of a job from the records of its journal, in order, and the lines of the steps that are shown.
 
-Pure. Times are the coordinator's: when it heard of a vote, when it decided. From the last vote that a group had of a
+Pure. Times are the coordinator's: when it learned of a vote, when it decided. From the last vote that a group had of a
 step, :mod:`spare_megatron.monitor.group_steps` goes back to what it did before.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Collection
 from itertools import count
 
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.monitor.group_steps import WORK, CommittedStep, GroupVote, told_groups
+from spare_megatron.monitor.group_steps import WORK, CommittedStep, GroupVote, reported_groups
 from spare_megatron.monitor.job_history import Failure
 from spare_megatron.monitor.job_picture import JobPicture
 from spare_megatron.monitor.job_texts import happenings
@@ -30,7 +30,7 @@ class TraceBook:
     """Takes the records of a journal; of votes without a consequence those that it wants are enough."""
 
     def __init__(self, sample: StepSample, not_read: str = "", ranks: RankTracks | None = None) -> None:
-        """``not_read``: what else is missing, in words. ``ranks`` has what single ranks told."""
+        """``not_read``: what else is missing, in words. ``ranks`` has what single ranks reported."""
         self._sample, self._not_read, self._ranks = sample, not_read, ranks
         self._picture = JobPicture()
         self._history = self._picture.history
@@ -39,9 +39,9 @@ class TraceBook:
         self._now_s = 0.0
         self._flow = count(1)
         self._lead_s = 0.0
-        self._begin_life()
+        self._begin_attempt()
 
-    def _begin_life(self) -> None:
+    def _begin_attempt(self) -> None:
         self._began_s: float | None = None
         """When the step in flight began."""
         self._epoch: tuple[int, float, str] | None = None
@@ -67,25 +67,25 @@ class TraceBook:
         """Group -> arrows that lead to its patch."""
 
     def wants(self, group: int, step: int) -> bool:
-        """Whether this group is shown in ``step`` of the present life."""
-        at = (self._history.life.number, step) if self._history.lives else (0, 0)
+        """Whether this group is shown in ``step`` of the present job attempt."""
+        at = (self._history.job_attempt.number, step) if self._history.job_attempts else (0, 0)
         if at not in self._sample.steps:
             return False
-        told = at in self._sample.lines and group in told_groups(self._sample.lines[at])
-        return told or group % self._sample.every_group == 0 or group in self._patches
+        reported = at in self._sample.lines and group in reported_groups(self._sample.lines[at])
+        return reported or group % self._sample.every_group == 0 or group in self._patches
 
     def take(self, record: Record) -> None:
         """Take the next record."""
-        history, lives, failures = self._history, len(self._history.lives), len(self._history.failures)
-        step = history.life.step_in_flight if lives else 0
-        ended = bool(lives) and history.life.ended_s is not None
+        history, job_attempts, failures = self._history, len(self._history.job_attempts), len(self._history.failures)
+        step = history.job_attempt.step_in_flight if job_attempts else 0
+        ended = bool(job_attempts) and history.job_attempt.ended_s is not None
         history.take(record)
-        if len(history.lives) > lives:
-            if lives and not ended:
-                self._end_life()
-            self._begin_life()
+        if len(history.job_attempts) > job_attempts:
+            if job_attempts and not ended:
+                self._end_attempt()
+            self._begin_attempt()
         self._now_s = record.time_unix_s
-        if not history.lives:
+        if not history.job_attempts:
             return
         event = record.event
         if isinstance(event, Vote) and event.result.ok and event.result.step == step:
@@ -97,26 +97,30 @@ class TraceBook:
         for action in record.actions:
             if isinstance(action, SendCommit):
                 self._commit(action)
-        if history.life.ended_s is not None and not ended:
-            self._end_life()
+        if history.job_attempt.ended_s is not None and not ended:
+            self._end_attempt()
 
     def finish(self) -> JobTimeline:
         """The timeline, up to the last record."""
         history = self._history
-        if history.lives and history.life.ended_s is None:
-            self._end_life()
-        for place, life in enumerate(history.lives, start=1):
+        if history.job_attempts and history.job_attempt.ended_s is None:
+            self._end_attempt()
+        for place, job_attempt in enumerate(history.job_attempts, start=1):
             details: Details = {
-                "outcome": life.outcome or ("running" if life is history.life else "unknown"),
-                "reason": life.reason,
-                "groups": life.spec.num_groups,
+                "outcome": job_attempt.outcome or ("running" if job_attempt is history.job_attempt else "unknown"),
+                "reason": job_attempt.reason,
+                "groups": job_attempt.spec.num_groups,
             }
-            end_s = life.ended_s or next((one.opened_s for one in history.lives[place:]), self._now_s)
-            self._slices.append(TraceSlice(job_track("lives"), f"life {life.number}", life.opened_s, end_s, details))
+            end_s = job_attempt.ended_s or next((one.opened_s for one in history.job_attempts[place:]), self._now_s)
+            self._slices.append(
+                TraceSlice(
+                    job_track("lives"), f"job attempt {job_attempt.number}", job_attempt.opened_s, end_s, details
+                )
+            )
         for one in happenings(self._picture):
             self._slices.append(TraceSlice(job_track("events"), one.text, one.time_s, one.time_s, {"kind": one.kind}))
-        said = (self._sample.note(), self._not_read, self._ranks.note() if self._ranks else "")
-        note = "; ".join(text for text in said if text)
+        reported = (self._sample.note(), self._not_read, self._ranks.note() if self._ranks else "")
+        note = "; ".join(text for text in reported if text)
         if note and self._slices:
             begin_s, end_s = (bound(one.begin_s for one in self._slices) for bound in (min, max))
             self._slices.append(TraceSlice(job_track("what is shown"), note, begin_s, end_s))
@@ -146,7 +150,7 @@ class TraceBook:
         flows = {group: tuple(next(self._flow) for _ in patching) for group in failure.groups}
         for place, group in enumerate(patching):
             self._arrows[group] = (*self._arrows.get(group, ()), *(own[place] for own in flows.values()))
-        if (failure.life, failure.step) in self._sample.steps and self._began_s is not None:
+        if (failure.job_attempt, failure.step) in self._sample.steps and self._began_s is not None:
             details = {"step": failure.step, "broken off": True}
             self._slices += [
                 TraceSlice(group_track(group), WORK, self._began_s, failure.time_s, details) for group in failure.groups
@@ -154,7 +158,7 @@ class TraceBook:
         self._beside.lose(failure, flows)
 
     def _commit(self, commit: SendCommit) -> None:
-        at = self._history.life.number, commit.step
+        at = self._history.job_attempt.number, commit.step
         began_s = self._now_s if self._began_s is None else self._began_s
         if at in self._sample.steps:
             self._end_hidden(commit.step)
@@ -169,7 +173,10 @@ class TraceBook:
 
     def _show(self, commit: SendCommit, began_s: float) -> None:
         """Draw a step that was committed now."""
-        life, line = self._history.life, self._sample.lines.get((self._history.life.number, commit.step))
+        job_attempt, line = (
+            self._history.job_attempt,
+            self._sample.lines.get((self._history.job_attempt.number, commit.step)),
+        )
         votes = {}
         for group in self._votes.keys() & set(commit.groups):
             (time_s, pieces), (patched, from_s) = self._votes[group], self._patches.get(group, NO_PATCH)
@@ -179,15 +186,15 @@ class TraceBook:
             self._now_s,
             votes,
             line,
-            life.spec.num_groups,
+            job_attempt.spec.num_groups,
             self._lead_s,
-            commit.step == life.spec.first_step + 1,
+            commit.step == job_attempt.spec.first_step + 1,
         )
         self._lead_s = step.lead_s
         details: dict[str, Detail] = {"epoch": commit.epoch, "groups": len(commit.groups)}
         if line is not None:
-            told = {"loss": line["loss"], **(line["recovery"] or {})}
-            details |= {name: value for name, value in told.items() if isinstance(value, int | float)}
+            reported = {"loss": line["loss"], **(line["recovery"] or {})}
+            details |= {name: value for name, value in reported.items() if isinstance(value, int | float)}
         self._slices.append(TraceSlice(job_track("steps"), f"step {commit.step}", began_s, self._now_s, details))
         shown = tuple(group for group in sorted(votes) if self.wants(group, commit.step))
         self._end_shown(commit.step, shown)
@@ -197,7 +204,9 @@ class TraceBook:
         self._arrived = {group: arrows for group, arrows in self._arrows.items() if group in shown}
 
     def _show_group(self, step: CommittedStep, group: int, number: int) -> None:
-        save_s = self._sample.saves_s.get((self._history.life.number, number), 0.0) if group == self._saver else 0.0
+        save_s = (
+            self._sample.saves_s.get((self._history.job_attempt.number, number), 0.0) if group == self._saver else 0.0
+        )
         vote, track = step.votes[group], group_track(group)
         parts, measured = step.parts_of(group, save_s)
         of_step: Details = {"step": number} if measured else {"step": number, MEASURED: False}
@@ -212,8 +221,8 @@ class TraceBook:
                 details, flows = {**of_step, "pieces": vote.patched}, self._arrows.get(group, ())
             self._slices.append(TraceSlice(track, part.name, part.begin_s, part.end_s, details, flows))
         if self._ranks is not None and group in self._live:
-            life = self._history.life.number
-            self._slices += self._ranks.slices(group, self._live[group], number, life, self._sample)
+            job_attempt = self._history.job_attempt.number
+            self._slices += self._ranks.slices(group, self._live[group], number, job_attempt, self._sample)
 
     def _end_shown(self, step: int, going_on: Collection[int]) -> None:
         """The commit of the step before is a moment for the groups that are not ``going_on``, shown in ``step``."""
@@ -241,8 +250,8 @@ class TraceBook:
             )
         self._epoch = None
 
-    def _end_life(self) -> None:
-        step = self._history.life.step_in_flight
+    def _end_attempt(self) -> None:
+        step = self._history.job_attempt.step_in_flight
         self._end_shown(step, ())
         self._end_hidden(step)
         self._end_epoch()

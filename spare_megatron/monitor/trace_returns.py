@@ -80,7 +80,7 @@ class BesideSteps:
             self.slices.append(replace(lost, end_s=now_s))
 
     def end_all(self, now_s: float) -> None:
-        """The life is over, or nothing more is known of it."""
+        """The job attempt is over, or nothing more is known of it."""
         for group in sorted(self._lost):
             self.end(group, now_s)
         for donor, learner in list(self._gives):
@@ -101,12 +101,12 @@ class BesideSteps:
     def _donors(self) -> set[int]:
         return {donor for donor, _ in self._gives}
 
-    def _serve(self, serves: Mapping[int, Sequence[Offer]], told: Collection[int], now_s: float) -> None:
-        """Of the groups that are ``told`` what they serve, what is not in ``serves`` is dropped."""
+    def _serve(self, serves: Mapping[int, Sequence[Offer]], reported: Collection[int], now_s: float) -> None:
+        """Of the groups that are ``reported`` what they serve, what is not in ``serves`` is dropped."""
         offers = {(donor, offer.learner[0]): offer for donor, own in serves.items() for offer in own}
         for (donor, learner), known in list(self._gives.items()):
             offer = offers.get((donor, learner))
-            if donor in told and (offer is None or offer.number != known.offer):
+            if donor in reported and (offer is None or offer.number != known.offer):
                 self._gave(donor, learner, now_s)
         for (donor, learner), offer in offers.items():
             details: Details = {"offer": offer.number, "state of step": offer.step}

@@ -23,15 +23,15 @@ EVERY_GROUPS = 40
 """About so many of them whatever they do."""
 OTHER_GROUPS = 20
 """About so many more do something remarkable in a step."""
-StepOfLife = tuple[int, int]
-"""(life, step)."""
+StepOfAttempt = tuple[int, int]
+"""(job attempt, step)."""
 
 
 @dataclass(frozen=True)
 class StepSample:
     """The steps that a timeline shows."""
 
-    steps: frozenset[StepOfLife] = frozenset()
+    steps: frozenset[StepOfAttempt] = frozenset()
     of: int = 0
     """The number of all steps."""
     disturbed: int = 0
@@ -42,9 +42,9 @@ class StepSample:
     """k."""
     num_groups: int = 0
     """The most that were live at once."""
-    lines: dict[StepOfLife, Mapping[str, Any]] = field(default_factory=dict)
+    lines: dict[StepOfAttempt, Mapping[str, Any]] = field(default_factory=dict)
     """The lines of metrics.jsonl of steps that are shown."""
-    saves_s: dict[StepOfLife, float] = field(default_factory=dict)
+    saves_s: dict[StepOfAttempt, float] = field(default_factory=dict)
     """For how long a save kept its group from beginning the step."""
 
     @property
@@ -70,7 +70,7 @@ class StepSample:
 def choose_steps(lines: Iterable[Mapping[str, Any]], slices_max: int = SLICES_MAX, ranks: int = 0) -> StepSample:
     """The steps to be shown of the job with these lines of metrics.jsonl, without the lines themselves. ``ranks``: how
     many ranks of each group have a track."""
-    all_steps: list[StepOfLife] = []
+    all_steps: list[StepOfAttempt] = []
     disturbed: list[int] = []
     epoch, num_groups = None, 0
     for place, line in enumerate(lines):
@@ -99,7 +99,7 @@ def _every(steps: int, room: int) -> int:
 
 def with_lines(sample: StepSample, lines: Iterable[Mapping[str, Any]]) -> StepSample:
     """The sample with the lines that it needs, from all lines."""
-    kept, saves_s = dict[StepOfLife, Mapping[str, Any]](), dict[StepOfLife, float]()
+    kept, saves_s = dict[StepOfAttempt, Mapping[str, Any]](), dict[StepOfAttempt, float]()
     for line in lines:
         saves_s |= {(line["life"], step): seconds for step, seconds in line.get("saves_s", ())}
         if (line["life"], line["step"]) in sample.steps:

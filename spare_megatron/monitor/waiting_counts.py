@@ -1,4 +1,4 @@
-"""How many standbys of a job wait for a place, from its run directory: no coordinator knows of them."""
+"""How many standbys of a job wait for a place, from its run directory: no coordinator has seen them."""
 
 from __future__ import annotations
 

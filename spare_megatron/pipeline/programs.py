@@ -1,8 +1,8 @@
 """The programs of a stage, drawn while the stream of microbatches comes: 1F1B, interleaved in blocks, forward only.
 
-A program is told of microbatches (:meth:`Program.add`) and of pauses (:meth:`Program.drain`), and answers each word
-with the operations that follow from it. What it answers depends on the words alone, so all ranks of a stage that hear
-the same words do the same. After a pause every microbatch that was begun is finished; what comes later warms up again.
+A program receives microbatches (:meth:`Program.add`) and of pauses (:meth:`Program.drain`), and answers each word with
+the operations that follow from it. What it answers depends on the words alone, so all ranks of a stage that receive the
+same words do the same. After a pause every microbatch that was begun is finished; what comes later warms up again.
 
 Promises, which tests/pure/test_programs.py checks against all other stages: each send has its receive, in the same
 order on both ends; no deadlock although an exchange ends only when all its transfers have; no stage holds more

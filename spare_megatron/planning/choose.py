@@ -144,27 +144,29 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     whole = cluster.granularity == "shard"
     pieces = 1 if whole else cluster.pieces_per_shard
     adoption = _adoption(cluster, redundancy)
-    lives, loads = expected_load(num_groups, redundancy, pieces, adoption is not None)
+    lifetimes, loads = expected_load(num_groups, redundancy, pieces, adoption is not None)
     hosts = max(1, redundancy - 1)
     patch = ratio.PatchCost(SHARD_PATCHES) if whole else ratio.PatchCost.spread(pieces, hosts)
     stage_s = cluster.stage_s(redundancy)
     costs = _costs(cluster, stage_s)
     if cluster.rejoin_s is None:
-        found = ratio.outcome(num_groups, loads.after, lives.survival, patch, costs, cluster.planned_restarts, adoption)
-        if _lasting_s(cluster, lives.mean) < cluster.restart_s + stage_s + cluster.save_s:
+        found = ratio.outcome(
+            num_groups, loads.after, lifetimes.survival, patch, costs, cluster.planned_restarts, adoption
+        )
+        if _lasting_s(cluster, lifetimes.mean) < cluster.restart_s + stage_s + cluster.save_s:
             found = None
     else:
         shard_patch = SHARD_PATCHES if whole else None
-        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lives.survival, shard_patch, adoption)
+        sharing = rejoin.Sharing(redundancy, pieces, loads.after, lifetimes.survival, shard_patch, adoption)
         found = rejoin.steady_course(num_groups, sharing, costs)
     until = loads.mean
     if found is not None and found.restart_after is not None:
         states = min(len(loads.after), max(1, found.restart_after - cluster.standby_groups))
-        weights = lives.survival[:states]
+        weights = lifetimes.survival[:states]
         until = float((loads.after[:states] * weights).sum() / weights.sum())
     staged = redundancy * cluster.data_gib / num_groups if cluster.data == "staged" else 0.0
     return Candidate(
-        redundancy, cluster.granularity, lives.mean, loads.mean, until, staged, stage_s, found, lives.method
+        redundancy, cluster.granularity, lifetimes.mean, loads.mean, until, staged, stage_s, found, lifetimes.method
     )
 
 
@@ -192,19 +194,19 @@ def expected_load(
 ) -> tuple[endured.Endured, depth.MaxLoad]:
     """How many losses are endured without adoption, and the load after them, with ``pieces`` pieces to a shard; with
     ``adoption`` after any number."""
-    lives, offsets = _lives(num_groups, redundancy)
-    return lives, depth.work(num_groups, offsets, pieces, lives, adoption)
+    lifetimes, offsets = _lifetimes(num_groups, redundancy)
+    return lifetimes, depth.work(num_groups, offsets, pieces, lifetimes, adoption)
 
 
 def lasting_load(cluster: ClusterFigures, redundancy: int, pieces: int) -> tuple[endured.Floats, depth.MaxLoad]:
-    """[N + 1]: the chance that a life endures k losses, and the load after them."""
+    """[N + 1]: the chance that a job attempt endures k losses, and the load after them."""
     adopted = cluster.adopt_s is not None
-    lives, loads = expected_load(cluster.num_groups, redundancy, pieces, adopted)
-    return (endured.certain(cluster.num_groups, cluster.num_groups - 1) if adopted else lives).survival, loads
+    lifetimes, loads = expected_load(cluster.num_groups, redundancy, pieces, adopted)
+    return (endured.certain(cluster.num_groups, cluster.num_groups - 1) if adopted else lifetimes).survival, loads
 
 
 @lru_cache(maxsize=256)
-def _lives(num_groups: int, redundancy: int) -> tuple[endured.Endured, Sequence[int]]:
+def _lifetimes(num_groups: int, redundancy: int) -> tuple[endured.Endured, Sequence[int]]:
     offsets = range(num_groups) if redundancy == num_groups else _offsets(num_groups, redundancy)
     return endured.endured(num_groups, offsets), offsets
 

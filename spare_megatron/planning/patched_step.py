@@ -58,7 +58,7 @@ def at_random(pieces: int, hosts: int) -> PatchSpread:
 class PatchedStep:
     """A step's computing, in shards."""
 
-    calm: float
+    failure_free: float
     """Expected time until the last group is done, where none is lost."""
     patched: float
     """The same with losses at their rate."""
@@ -101,8 +101,8 @@ def patched_step(
     high = max((top + most) * (1 + WIDTH * wide), top * (1 + WIDTH * wide) + max(most * (1 + WIDTH * wide), rebuild))
     y = np.linspace(low, high, POINTS)
     log_done = sum((count * log_ndtr((y / load - 1) / wide) for load, count in there), np.zeros(POINTS))
-    calm = low + _integral(-np.expm1(log_done), y)
-    moments = (np.arange(MOMENTS) + 0.5)[:, None] / MOMENTS * calm
+    failure_free = low + _integral(-np.expm1(log_done), y)
+    moments = (np.arange(MOMENTS) + 0.5)[:, None] / MOMENTS * failure_free
     open_ = np.zeros((MOMENTS, POINTS))
     after = 0.0
     for spread, share in spreads:
@@ -110,8 +110,8 @@ def patched_step(
         open_ += share * (1 - done * (y[None, :] >= moments + rebuild))
         alone = np.linspace(0, spread.most * (1 + WIDTH * wide), POINTS)
         after += share * _integral(1 - _patch_done(spread, 0.0, np.zeros((1, 1)), alone[None, :], wide)[0], alone)
-    patched = low + _integral(-np.expm1(log_done - losses * calm * open_.mean(axis=0)), y)
-    return PatchedStep(calm, patched, after)
+    patched = low + _integral(-np.expm1(log_done - losses * failure_free * open_.mean(axis=0)), y)
+    return PatchedStep(failure_free, patched, after)
 
 
 def _patch_done(spread: PatchSpread, load: float, moment: Floats, y: Floats, jitter: float) -> Floats:

@@ -78,7 +78,7 @@ def with_figures(
     share: Share,
     restart_after: int | None = None,
 ) -> PieceSize:
-    """The C with the least expected time of a step over the life of the job.
+    """The C with the least expected time of a step over the job attempt.
 
     Args:
         cluster: figures of cluster and job; ``compute_s`` without rounding. ``pieces_per_shard`` is not used.
@@ -92,12 +92,12 @@ def with_figures(
     best = _best(times)
     place = sizes.index(best)
     others = sorted({1, *sizes[max(0, place - 1) : place + 2]} - {best})
-    told = [f"with {size} it would be {_percent(share(size))} and {times[size]:.3f}" for size in others]
+    reported = [f"with {size} it would be {_percent(share(size))} and {times[size]:.3f}" for size in others]
     reason = (
         f"{_named(best, most)}: rounding takes {_percent(share(best))} of computing, and a step takes "
         f"{times[best]:.3f} times that without losses and rounding"
     )
-    return PieceSize(best, most // best, times, "; ".join([reason, *told]))
+    return PieceSize(best, most // best, times, "; ".join([reason, *reported]))
 
 
 def step_time(

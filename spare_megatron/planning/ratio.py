@@ -126,14 +126,14 @@ def losses_factor(num_groups: int, costs: Costs, horizon_s: float) -> float:
     Renewal theory: m(t) = t / mean + (cv^2 - 1) / 2 for long jobs; the cumulative hazard of one clock for short
     ones."""
     shape = costs.weibull_shape
-    lives = horizon_s / (num_groups * costs.mtbf_s)
-    if shape == 1.0 or lives <= 0:
+    lifetimes = horizon_s / (num_groups * costs.mtbf_s)
+    if shape == 1.0 or lifetimes <= 0:
         return 1.0
-    hazard = (lives * gamma(1 + 1 / shape)) ** shape
+    hazard = (lifetimes * gamma(1 + 1 / shape)) ** shape
     variation = gamma(1 + 2 / shape) / gamma(1 + 1 / shape) ** 2 - 1
     if shape > 1:
-        return float(min(1.0, max(hazard, lives + (variation - 1) / 2) / lives))
-    return float(max(1.0, min(hazard, lives + (variation - 1) / 2) / lives))
+        return float(min(1.0, max(hazard, lifetimes + (variation - 1) / 2) / lifetimes))
+    return float(max(1.0, min(hazard, lifetimes + (variation - 1) / 2) / lifetimes))
 
 
 @dataclass(frozen=True)

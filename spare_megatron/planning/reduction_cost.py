@@ -35,7 +35,7 @@ FLOPS_PER_TOKEN = 6.0
 UTILISATION = 0.4
 """Share of the dense bf16 FLOP/s that a step reaches."""
 TOKENS = 4096
-"""Tokens of a microbatch that a rank's parameters see, unless told otherwise. An expert sees its share of them."""
+"""Tokens of a microbatch that a rank's parameters see, unless given otherwise. An expert sees its share of them."""
 ACCUMULATOR_BYTES = {"exact": 8, "exact32": 4}
 """Value of ``--spare-reduce`` -> a. ``exact32`` has 16 bytes more for each 1024 parameters."""
 RESULT_BYTES = {"plain": 4, "fp32": 4, "bf16": 2, "exact": 4, "exact32": 4}

@@ -51,13 +51,13 @@ def steady_course(num_groups: int, sharing: Sharing, costs: Costs) -> ExpectedRu
     each_s = num_groups * costs.mtbf_s
     step_s = base_s
     for _ in range(ROUNDS):
-        lives = costs.steps * step_s / each_s
+        lifetimes = costs.steps * step_s / each_s
         away_s = without_a_share_s(costs.rejoin_s, costs.transfer_s, costs.result_s, step_s, each_s)
         if away_s == inf:
             return None
-        rung = renewals(lives, costs.weibull_shape)
+        rung = renewals(lifetimes, costs.weibull_shape)
         # A ring within the stay away strikes nobody. The stay begins in the middle of a step, with the loss.
-        rate = rung / lives / each_s / (1 + renewals((away_s - step_s / 2) / each_s, costs.weibull_shape))
+        rate = rung / lifetimes / each_s / (1 + renewals((away_s - step_s / 2) / each_s, costs.weibull_shape))
         absent = _absent(num_groups, costs, rate, away_s)
         # Of the losses this share hits a group whose pieces are still those of its own shard.
         mixing = rung * (1 + displaced(sharing.pieces, sharing.redundancy))
@@ -106,7 +106,7 @@ def _rescue(sharing: Sharing, costs: Costs, away_s: float) -> Rescue:
 def _bare_s(
     num_groups: int, sharing: Sharing, costs: Costs, rate: float, absent: Absent, away_s: float, step_s: float
 ) -> float:
-    """What losses of last hosts add to the mean step, as far as they do not end the life."""
+    """What losses of last hosts add to the mean step, as far as they do not end the job attempt."""
     lost = np.arange(num_groups)
     losses = absent.away * (num_groups - lost) * rate
     bare = float((losses * bare_chance(sharing.survival, lost)).sum())
@@ -166,7 +166,7 @@ def _step_s(
     )
     if sharing.patch is not None:
         patch_s = sharing.patch * compute_s
-        return step.calm * compute_s * (1 + losses * patch_s) + _reduced_s(costs, losses, patch_s)
+        return step.failure_free * compute_s * (1 + losses * patch_s) + _reduced_s(costs, losses, patch_s)
     return step.patched * compute_s + _reduced_s(costs, losses, step.after * compute_s)
 
 

@@ -29,10 +29,10 @@ def time_shares(
         num_groups: N.
         survival: survival[k] is the probability that k losses are endured, k = 0 .. N.
         mtbf_s: m, the mean time between losses in the whole job while all groups live.
-        job_s: the length of the job. One that is longer than a life is taken as one life.
+        job_s: the length of the job. One that is longer than a job attempt is taken as one job attempt.
         rejoin_s: T; None where a lost group stays lost.
         standby_groups: the first n losses leave k = 0.
-        restart_after: losses after which a planned restart ends the life.
+        restart_after: losses after which a planned restart ends the job attempt.
     """
     each_s = num_groups * mtbf_s
     if rejoin_s is not None:

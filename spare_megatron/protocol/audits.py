@@ -138,7 +138,7 @@ def judge(state: State) -> Verdict:
     wrong: dict[int, tuple[int, str]] = {}
     for group, vote in sorted(state.votes.items()):
         for piece, checksum in (*vote.result.checksums, *vote.result.audits):
-            if _heard(opinions.setdefault(piece, {}), (group, vote.incarnation), checksum) != checksum:
+            if _received(opinions.setdefault(piece, {}), (group, vote.incarnation), checksum) != checksum:
                 wrong[group] = (-1, f"it found two different gradients of piece {piece} in step {vote.result.step}")
     disputed = {piece: known for piece, known in opinions.items() if piece in state.disputes or _differ(known)}
     undecided = []
@@ -155,7 +155,7 @@ def judge(state: State) -> Verdict:
     return Verdict(disputed, wrong, tuple(undecided))
 
 
-def _heard(known: dict[MemberId, int], member: MemberId, checksum: int) -> int:
+def _received(known: dict[MemberId, int], member: MemberId, checksum: int) -> int:
     """The opinion of a member that has voted ``checksum``: its first one. That of an older incarnation is dropped."""
     for older in [one for one in known if one[0] == member[0] and one != member]:
         del known[older]
@@ -177,9 +177,11 @@ def majority(checksums: Iterable[int]) -> int | None:
 
 def _accusation(state: State, piece: int, group: int, known: Mapping[MemberId, int], right: int) -> tuple[int, str]:
     others = sorted(g for (g, _), checksum in known.items() if checksum == right)
-    said = f"its gradient of piece {piece} in step {state.step_in_flight} differs from that of {name_groups(others)}"
+    reported = (
+        f"its gradient of piece {piece} in step {state.step_in_flight} differs from that of {name_groups(others)}"
+    )
     position, names = place(state, piece, group, others)
-    return position, said + listed(names)
+    return position, reported + listed(names)
 
 
 def listed(names: Sequence[str]) -> str:

@@ -3,12 +3,12 @@
 This is protocol rule 11. A failed attempt is evidence about *links*, not about groups. Where nothing came from a to b
 for a whole time-out, a may not be able to send or b not to receive; what the other links of a and b say decides. A
 group whose network is dead, in one direction or both, breaks every link that it has in the ring, so it is an end of all
-mute links, and with two neighbours the only one. A single mute link has two ends: the step is tried again, and when the
-link is mute in a second attempt its sender is taken for the guilty one. (With two groups no more can be known.)
+silent links, and with two neighbours the only one. A single silent link has two ends: the step is tried again, and when
+the link is silent in a second attempt its sender is taken for the guilty one. (With two groups no more can be known.)
 
-A connection that ended without a word is weak evidence: a death, a restart or the end of an epoch looks the same, and
-whoever is behind it is found by other means. It fences a group only after the third failed attempt, and not before a
-heartbeat time-out has passed. The same holds for a group that alone fails again and again while no link is to blame:
+A connection that ended without a message is weak evidence: a death, a restart or the end of an epoch looks the same,
+and whoever is behind it is found by other means. It fences a group only after the third failed attempt, and not before
+a heartbeat time-out has passed. The same holds for a group that alone fails again and again while no link is to blame:
 its own part of the sum is damaged.
 """
 
@@ -32,10 +32,10 @@ Key = TypeVar("Key", Pair, int)
 class Evidence:
     """What the failed attempts of the step in flight have shown since the members last changed."""
 
-    mute: Mapping[Pair, frozenset[int]] = field(default_factory=dict)
-    """Mute link -> the epochs in which it was mute."""
+    silent: Mapping[Pair, frozenset[int]] = field(default_factory=dict)
+    """Silent link -> the epochs in which it was silent."""
     ended: Mapping[Pair, frozenset[int]] = field(default_factory=dict)
-    """Link whose connection ended without a word, or was refused -> the epochs in which that happened."""
+    """Link whose connection ended without a message, or was refused -> the epochs in which that happened."""
     refused: Mapping[int, frozenset[int]] = field(default_factory=dict)
     """Group -> the epochs in which it failed without naming a link."""
 
@@ -45,8 +45,8 @@ class Evidence:
             return replace(self, refused=_noted(self.refused, [vote.group], vote.result.epoch))
         return replace(
             self,
-            mute=_noted(self.mute, [_pair(link) for link in vote.result.links if link.mute], vote.result.epoch),
-            ended=_noted(self.ended, [_pair(link) for link in vote.result.links if not link.mute], vote.result.epoch),
+            silent=_noted(self.silent, [_pair(link) for link in vote.result.links if link.silent], vote.result.epoch),
+            ended=_noted(self.ended, [_pair(link) for link in vote.result.links if not link.silent], vote.result.epoch),
         )
 
 
@@ -64,28 +64,28 @@ def culprit(evidence: Evidence, live: Iterable[int], failures: int, patient: boo
     ``failures`` counts the failed attempts; ``patient`` is true once they have gone on for a heartbeat time-out.
     """
     members = frozenset(live)
-    mute = {pair: epochs for pair, epochs in evidence.mute.items() if members.issuperset(pair)}
-    found = _explains_all(mute) or _mute_again(mute)
+    silent = {pair: epochs for pair, epochs in evidence.silent.items() if members.issuperset(pair)}
+    found = _explains_all(silent) or _silent_again(silent)
     if found is None and failures >= FENCE_AFTER_FAILURES and patient:
         ended = {pair: epochs for pair, epochs in evidence.ended.items() if members.issuperset(pair)}
-        found = _most_blamed(ended) or (None if mute or ended else _alone(evidence.refused, members))
+        found = _most_blamed(ended) or (None if silent or ended else _alone(evidence.refused, members))
     return found
 
 
-def _explains_all(mute: Mapping[Pair, frozenset[int]]) -> Culprit | None:
-    """The one group that is an end of every mute link."""
-    ends = [frozenset(pair) for pair in mute]
+def _explains_all(silent: Mapping[Pair, frozenset[int]]) -> Culprit | None:
+    """The one group that is an end of every silent link."""
+    ends = [frozenset(pair) for pair in silent]
     common = frozenset.intersection(*ends) if ends else frozenset()
     if len(common) != 1:
         return None
     [group] = common
-    return Culprit(group, f"it is the one end that {_listed(mute)} have in common")
+    return Culprit(group, f"it is the one end that {_listed(silent)} have in common")
 
 
-def _mute_again(mute: Mapping[Pair, frozenset[int]]) -> Culprit | None:
-    """Where no single group explains all mute links: the group that is an end of most of those that were mute in at
+def _silent_again(silent: Mapping[Pair, frozenset[int]]) -> Culprit | None:
+    """Where no single group explains all silent links: the group that is an end of most of those that were silent in at
     least two attempts; among equals the one that sends on more of them."""
-    again = {pair: epochs for pair, epochs in mute.items() if len(epochs) > 1}
+    again = {pair: epochs for pair, epochs in silent.items() if len(epochs) > 1}
     if not again:
         return None
     scores = {
@@ -106,7 +106,7 @@ def _most_blamed(ended: Mapping[Pair, frozenset[int]]) -> Culprit | None:
     }
     received = {group: sum(len(e) for (_, receiver), e in ended.items() if receiver == group) for group in times}
     worst = max(times, key=lambda group: (times[group], -received[group], group))
-    return Culprit(worst, f"its connections ended {times[worst]} times without a word")
+    return Culprit(worst, f"its connections ended {times[worst]} times without a message")
 
 
 def _alone(refused: Mapping[int, frozenset[int]], members: frozenset[int]) -> Culprit | None:
@@ -133,4 +133,4 @@ def _noted(known: Mapping[Key, frozenset[int]], keys: Iterable[Key], epoch: int)
 
 def _listed(links: Iterable[Pair]) -> str:
     names = [f"{sender} to {receiver}" for sender, receiver in sorted(links)]
-    return f"mute link{'' if len(names) == 1 else 's'} {', '.join(names)}"
+    return f"silent link{'' if len(names) == 1 else 's'} {', '.join(names)}"

@@ -3,7 +3,7 @@
 A dataclass becomes an object with its class name under ``type`` and the fields that differ from their defaults; a
 tuple becomes a list. All sequences in messages are tuples, so decoding needs no schema. The views of one decision
 repeat the live set once per group, a million pairs at a thousand groups: fields that are equal in all of them are
-written once (``Views``).
+written once (``Views``). Journals keep the older names of some fields as keys (``KEYS``).
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ _CLASSES: dict[str, type] = {
 
 _SINGLE = frozenset({int, str, float, bool, type(None)})
 """Types that are JSON values as they are. They are most of all values, and looked for first."""
+KEYS = {"job_attempt": "life", "process_nonce": "birth", "process_nonces": "births", "silent": "mute"}
+"""Name of a field -> its key in a journal, where that differs."""
+_NAMES = {key: name for name, key in KEYS.items()}
 _VIEW_FIELDS = tuple(item.name for item in fields(View))
 
 
@@ -42,10 +45,10 @@ def encode(value: Any) -> Any:
         return [part if type(part) in _SINGLE else encode(part) for part in value]
     if is_dataclass(value) and not isinstance(value, type):
         plain: dict[str, Any] = {"type": type(value).__name__}
-        for name, default in _defaults(type(value)):
+        for name, key, default in _defaults(type(value)):
             part = getattr(value, name)
             if part is not default and (default is MISSING or part != default):
-                plain[name] = part if type(part) in _SINGLE else encode(part)
+                plain[key] = part if type(part) in _SINGLE else encode(part)
         return plain
     if isinstance(value, Mapping):
         return {key: encode(part) for key, part in value.items()}
@@ -53,9 +56,9 @@ def encode(value: Any) -> Any:
 
 
 @cache
-def _defaults(cls: type) -> tuple[tuple[str, Any], ...]:
-    """The name of each field of a dataclass, with its default or MISSING."""
-    return tuple((item.name, item.default) for item in fields(cls))
+def _defaults(cls: type) -> tuple[tuple[str, str, Any], ...]:
+    """The name of each field of a dataclass, its key, and its default or MISSING."""
+    return tuple((item.name, KEYS.get(item.name, item.name), item.default) for item in fields(cls))
 
 
 def decode(plain: Any) -> Any:
@@ -74,7 +77,10 @@ def decode(plain: Any) -> Any:
     if cls is None:
         raise ValueError(f"unknown message type {plain['type']!r}")
     try:
-        return cls(**{name: decode(part) for name, part in plain.items() if name != "type"})
+        parts: dict[str, Any] = {
+            str(_NAMES.get(key, key)): decode(part) for key, part in plain.items() if key != "type"
+        }
+        return cls(**parts)
     except TypeError as error:
         raise ValueError(f"{plain['type']}: {error}") from None
 

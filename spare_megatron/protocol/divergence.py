@@ -22,7 +22,7 @@ Fence = Callable[[State, tuple[Loss, ...]], Transition]
 def check_weights(state: State, fence: Fence) -> Transition | None:
     """The transition that follows when the weights in the votes differ; None when they are all the same. ``fence``
     makes the transition that loses groups."""
-    suspects = minority({g: v.result.weights_digest for g, v in state.votes.items()}, state.is_witness)
+    suspects = minority({g: v.result.weights_digest for g, v in state.votes.items()}, state.is_independent)
     step = state.committed[0]
     if suspects is None:
         reason = f"the weights after step {step} differ between groups and no majority agrees"

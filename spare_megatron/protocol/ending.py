@@ -2,7 +2,7 @@
 
 When the last step is committed, every group applies it and votes once more: for the step after it, which is never
 trained, with no pieces and the digest of its last weights. The lowest group saves. The job is over when the votes agree
-and every group has said Applied.
+and every group has sent Applied.
 
 A checkpoint of step t holds weights that only the votes of step t + 1 compare. So it counts once those votes, or the
 votes at the end, agree. Where the job is wiped out before that, it counts as it is: otherwise all work since the last
@@ -74,7 +74,7 @@ def lost(before: State, after: State, fences: list[Action], why: str) -> Transit
     state.
 
     When the group that saves dies before its checkpoint counts, the next one is asked with a view of a new epoch, in
-    which all vote and say Applied again.
+    which all vote and send Applied again.
     """
     step = after.committed[0]
     after = replace(
@@ -109,7 +109,7 @@ def ending(state: State) -> tuple[str, str]:
 
 def _settle(state: State, before: Iterable[Action], why: str) -> Transition:
     """Once every live group has voted, compare their weights; where these agree the waiting checkpoint counts, and the
-    job is over when all groups have said Applied."""
+    job is over when all groups have sent Applied."""
     actions = list(before)
     if state.votes.keys() != state.live.keys():
         return decide(state, actions, f"{why}; {len(state.votes)} of {len(state.live)} groups have voted on the end")

@@ -62,7 +62,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
 
 def _offers(before: State, after: State, decision: Decision) -> None:
     """Who holds no state has a learner's place; offers are by members that hold the state, of the last commit, and all
-    their donors are told in the record that makes them: so they hear of them before they apply the next step."""
+    their donors are notified in the record that makes them: so they learn of them before they apply the next step."""
     if after.phase not in ("running", "ending"):
         return
     joiners = after.joiners
@@ -75,7 +75,7 @@ def _offers(before: State, after: State, decision: Decision) -> None:
             raise InvariantError(f"joiner {group} has no offer, or is another incarnation than the member")
         if group not in joiners and (group in after.live or any(after.segments_of(group))):
             raise InvariantError(f"learner {group} has a part in the step")
-    told = _told_to_serve(decision)
+    notified = _asked_to_serve(decision)
     commits = any(isinstance(action, SendCommit) for action in decision.actions)
     for offer in after.offers:
         if any(after.live.get(group) != inc or group not in after.holders for group, inc in offer.donors):
@@ -85,11 +85,11 @@ def _offers(before: State, after: State, decision: Decision) -> None:
         is_new = offer.number not in known
         if is_new and (offer.step != after.committed[0] or offer.number <= before.offers_made):
             raise InvariantError(f"offer {offer.number} is new, and not of the last commit or not numbered anew")
-        if (is_new or commits) and any((group, offer.number) not in told for group, _ in offer.donors):
-            raise InvariantError(f"offer {offer.number} is made or kept where its donors need not hear of it")
+        if (is_new or commits) and any((group, offer.number) not in notified for group, _ in offer.donors):
+            raise InvariantError(f"offer {offer.number} is made or kept where its donors need not learn of it")
 
 
-def _told_to_serve(decision: Decision) -> set[tuple[int, int]]:
+def _asked_to_serve(decision: Decision) -> set[tuple[int, int]]:
     """(group, number of an offer) of what the decision's commit and views list."""
     listed = set[tuple[int, int]]()
     for action in decision.actions:
@@ -430,8 +430,8 @@ def _relief(before: State, after: State) -> None:
 
 
 def _audits(before: State, after: State) -> None:
-    """Live hosts of the shards do the audits, and those of the segments that a group was told of do not change inside a
-    step."""
+    """Live hosts of the shards do the audits, and those of the segments that a group was notified of do not change
+    inside a step."""
     hosts = _hosts(after) if after.audits else {}
     for group, audits in after.audits.items():
         if group not in after.live or len(audits) > len(after.segments_of(group)):
@@ -442,10 +442,10 @@ def _audits(before: State, after: State) -> None:
     if before.phase != "running" or before.committed != after.committed:
         return
     for group in before.live.keys() & after.live.keys():
-        told = len(before.segments_of(group))
-        old, new = padded(before.audits.get(group, ()), told), padded(after.audits.get(group, ()), told)
-        if old != new[:told]:
-            raise InvariantError(f"group {group} was told of other audits in a segment that it may have run")
+        notified = len(before.segments_of(group))
+        old, new = padded(before.audits.get(group, ()), notified), padded(after.audits.get(group, ()), notified)
+        if old != new[:notified]:
+            raise InvariantError(f"group {group} was notified of other audits in a segment that it may have run")
 
 
 def _views(after: State, decision: Decision) -> None:

@@ -19,7 +19,7 @@ STEPS = 18
 
 
 class LastingPaces:
-    """Follows all groups of one life of a job at a time."""
+    """Follows all groups of one job attempt at a time."""
 
     def __init__(self, steps: int = STEPS) -> None:
         """``steps``: W, twice an odd number."""
@@ -31,12 +31,12 @@ class LastingPaces:
         """[N]: in how many of these steps the group was slow."""
         self._live: Mapping[int, int] = {}
         self._place = (0, 0)
-        """(life, the last of these steps)."""
+        """(job attempt, the last of these steps)."""
 
     def committed(self, state: State, piece_s: Mapping[int, float]) -> SpeedsMeasured | None:
         """A step was committed, which led to ``state``; in it groups took ``piece_s`` seconds for a piece, as far as
         is known. The event that follows; None where nothing changes by it."""
-        place = (state.life, state.committed[0])
+        place = (state.job_attempt, state.committed[0])
         if place != (self._place[0], self._place[1] + 1):
             self._rows.clear()
         self._place = place

@@ -1,4 +1,4 @@
-"""What learners and donors say: they come, are ready for an offer, have caught up, or have to give an offer up.
+"""What learners and donors report: they come, are ready for an offer, have caught up, or have to give an offer up.
 
 None of it makes an epoch where only learners are concerned, because nobody waits for them (protocol rules 16 to 19).
 """
@@ -30,7 +30,7 @@ NO_OFFER = 0
 
 
 def enter(state: State, event: Hello) -> Transition:
-    """A new incarnation says Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
+    """A new incarnation sends Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
     group = event.group
     outcome: Transition = ignore(state, "")
     older = state.incarnation_of(group)
@@ -44,7 +44,7 @@ def enter(state: State, event: Hello) -> Transition:
         learners={**after.learners, group: Learner(event.incarnation)},
         drained=after.drained - {group},
         highest={**after.highest, group: event.incarnation},
-        births={**after.births, group: (event.incarnation, event.birth)},
+        process_nonces={**after.process_nonces, group: (event.incarnation, event.process_nonce)},
     )
     reason = f"group {group} incarnation {event.incarnation} is here and is to be brought up to date"
     actions = Deferred(lambda: (*decision.actions, SendView(here.view_of(group))))
@@ -52,7 +52,7 @@ def enter(state: State, event: Hello) -> Transition:
 
 
 def back(state: State, event: Hello) -> Transition:
-    """A learner or joiner says Hello again: it is told where it stands, unless it is ahead of the last commit."""
+    """A learner or joiner sends Hello again: it is notified where it stands, unless it is ahead of the last commit."""
     if event.known > state.committed[0]:
         return _ahead(state, event.group, event.known)
     return decide(
@@ -62,7 +62,7 @@ def back(state: State, event: Hello) -> Transition:
 
 def _ahead(state: State, group: int, step: int) -> Transition:
     """A learner or joiner knows a state that nobody has committed: it alone is lost."""
-    detail = f"it knows of step {step}, the last commit is {state.committed}"
+    detail = f"it has seen step {step}, the last commit is {state.committed}"
     return lose(state, Lost((Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
 
 
@@ -80,7 +80,7 @@ def _learner(state: State, group: int, incarnation: int, number: int | None) -> 
 def ready(state: State, event: Ready) -> Transition:
     """A learner could take an offer: it gets one in this record, where enough donors are free, else with the next
     commit or epoch; so does one whose last offer ended by its own fault or a donor's, which may last. The donors are
-    told at once, and by each later commit and view."""
+    reported at once, and by each later commit and view."""
     known = _learner(state, event.group, event.incarnation, None)
     if known is None or known.offer is not None or known.ready:
         return ignore(state, f"group {event.group} is ready, which is known or changes nothing")
@@ -90,10 +90,10 @@ def ready(state: State, event: Ready) -> Transition:
     if not new:
         return ignore(after, f"group {event.group} is ready to be brought up to date")
     learners = sorted(offer.learner[0] for offer in new)
-    told = sorted({*learners, *(donor for offer in new for donor, _ in offer.donors)})
+    notified = sorted({*learners, *(donor for offer in new for donor, _ in offer.donors)})
     is_or_are = "is" if len(learners) == 1 else "are"
     why = f"{name_groups(learners)} {is_or_are} offered the state after step {state.committed[0]}"
-    views = Deferred(lambda: (SendView(after.view_of(group)) for group in told))
+    views = Deferred(lambda: (SendView(after.view_of(group)) for group in notified))
     return decide(after, views, f"group {event.group} is ready; {why}")
 
 
@@ -165,5 +165,5 @@ def _void(state: State, group: int, why: str, wrong: bool = False) -> Transition
         return send_back(state, [group], [group], why)
     learners = {**state.learners, group: offers.voided(state.learners[group], True, wrong)}
     after, fences = offers.struck_off(replace(state, learners=learners), [group])
-    told = fences or [SendView(after.view_of(group))]
-    return decide(after, told, why)
+    notified = fences or [SendView(after.view_of(group))]
+    return decide(after, notified, why)

@@ -104,23 +104,23 @@ def step(state: State, event: Event) -> Transition:
 def _opened(state: State, event: Opened) -> Transition:
     if event.fencing <= state.fencing:
         return ignore(state, f"fencing number {event.fencing} is not above {state.fencing}")
-    if event.life == state.life and state.spec is not None:
+    if event.job_attempt == state.job_attempt and state.spec is not None:
         again = replace(state, fencing=event.fencing)
         reason = f"the coordinator is back with fencing number {event.fencing}; {len(state.live)} groups are expected"
         return decide(again, [], reason)
-    opened = opened_state(state, event.spec, event.life, event.fencing)
+    opened = opened_state(state, event.spec, event.job_attempt, event.fencing)
     spec = event.spec
     return decide(
         opened,
         [],
-        f"life {event.life} of the job: {counted(spec.num_groups, 'group')}, "
+        f"job attempt {event.job_attempt} of the job: {counted(spec.num_groups, 'group')}, "
         f"{counted(spec.pieces_per_shard, 'piece')} per shard, redundancy {len(spec.offsets)}, "
         f"steps {spec.first_step + 1} to {spec.last_step}",
     )
 
 
 def _after_stop(state: State, event: Event) -> Transition:
-    """Whoever still speaks is told that the job is over; a checkpoint that comes late still counts."""
+    """Whoever still speaks is notified that the job is over; a checkpoint that comes late still counts."""
     if isinstance(event, Hello | Vote):
         return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
     if isinstance(event, Saved):
@@ -129,10 +129,10 @@ def _after_stop(state: State, event: Event) -> Transition:
 
 
 def _hello(state: State, event: Hello) -> Transition:
-    """A group arrives, comes back, or is told that its place is taken (rules 8 and 9)."""
+    """A group arrives, comes back, or is notified that its place is taken (rules 8 and 9)."""
     refusal = _refusal(state, event)
     if refusal:
-        return decide(state, [SendFenced(event.group, event.incarnation, refusal, event.birth)], refusal)
+        return decide(state, [SendFenced(event.group, event.incarnation, refusal, event.process_nonce)], refusal)
     if event.fencing > state.fencing:
         reason = (
             f"group {event.group} knows coordinator {event.fencing}, this is {state.fencing}: a newer one has taken "
@@ -149,14 +149,14 @@ def _hello(state: State, event: Hello) -> Transition:
 
 def _incarnation(state: State, event: Hello) -> int:
     """The incarnation of a process that may have none yet: the one that it was given before, or the next one."""
-    known, birth = state.births.get(event.group, (-1, ""))
+    known, process_nonce = state.process_nonces.get(event.group, (-1, ""))
     if event.incarnation >= 0:
         return event.incarnation
-    return known if birth == event.birth else state.highest.get(event.group, -1) + 1
+    return known if process_nonce == event.process_nonce else state.highest.get(event.group, -1) + 1
 
 
 def _answered(outcome: Transition, group: int) -> Transition:
-    """Where a Hello ends the job, its group is told to stop as well, even if it is neither a member nor a learner."""
+    """Where a Hello ends the job, its group is asked to stop as well, even if it is neither a member nor a learner."""
     state, decision = outcome
     actions = list(decision.actions) if state.stopped else []
     for index, action in enumerate(actions):
@@ -173,12 +173,12 @@ def _refusal(state: State, event: Hello) -> str:
         return f"group {group} is not one of 0..{spec.num_groups - 1}"
     if event.fingerprint != spec.fingerprint:
         return f"group {group} runs another job: fingerprint {event.fingerprint}, expected {spec.fingerprint}"
-    highest, (named, birth) = state.highest.get(group, -1), state.births.get(group, (-1, ""))
+    highest, (named, process_nonce) = state.highest.get(group, -1), state.process_nonces.get(group, (-1, ""))
     present = state.incarnation_of(group)
     incarnation = _incarnation(state, event)
     if incarnation != present and incarnation <= highest:
         return f"group {group} incarnation {incarnation} is not in the live set, incarnation {highest} was seen"
-    if incarnation == named and birth != event.birth:
+    if incarnation == named and process_nonce != event.process_nonce:
         return f"group {group} incarnation {incarnation} is another process"
     drawn = event.incarnation < 0 and incarnation != named
     if drawn and present is not None and event.replaces != present:
@@ -194,7 +194,7 @@ def _arrive(state: State, event: Hello) -> Transition:
         state,
         live={**state.live, group: event.incarnation},
         highest={**state.highest, group: event.incarnation},
-        births={**state.births, group: (event.incarnation, event.birth)},
+        process_nonces={**state.process_nonces, group: (event.incarnation, event.process_nonce)},
         gone=state.gone - {group},
     )
     outcome = begin_if_ready(arrived, f"group {group} incarnation {event.incarnation} is here")
@@ -209,7 +209,7 @@ def _all_here(state: State, event: AllHere) -> Transition:
     only the last can begin the job, they are applied in one go; else one by one."""
     spec = state.job
     arriving = dict(event.groups)
-    births = event.births or ("",) * len(event.groups)
+    process_nonces = event.process_nonces or ("",) * len(event.groups)
     plain = state.phase == "forming" and not state.gone and len(arriving) == len(event.groups) > 0
     plain = plain and not arriving.keys() & state.live.keys()
     if plain and all(0 <= g < spec.num_groups and i > state.highest.get(g, -1) for g, i in event.groups):
@@ -217,20 +217,25 @@ def _all_here(state: State, event: AllHere) -> Transition:
             state,
             live={**state.live, **arriving},
             highest={**state.highest, **arriving},
-            births={**state.births, **{g: (i, birth) for (g, i), birth in zip(event.groups, births, strict=True)}},
+            process_nonces={
+                **state.process_nonces,
+                **{g: (i, process_nonce) for (g, i), process_nonce in zip(event.groups, process_nonces, strict=True)},
+            },
         )
         group, incarnation = event.groups[-1]
         return begin_if_ready(arrived, f"group {group} incarnation {incarnation} is here")
     outcome = ignore(state, "nobody is here")
-    for (group, incarnation), birth in zip(event.groups, births, strict=True):
+    for (group, incarnation), process_nonce in zip(event.groups, process_nonces, strict=True):
         before = outcome[1].actions
-        after, decision = step(outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step, birth=birth))
+        after, decision = step(
+            outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step, process_nonce=process_nonce)
+        )
         outcome = after, replace(decision, actions=(*before, *decision.actions))
     return outcome
 
 
 def _return(state: State, event: Hello) -> Transition:
-    """A member says Hello again: it gets its view, unless it knows more, or has applied less, than a member can."""
+    """A member sends Hello again: it gets its view, unless it knows more, or has applied less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
     if event.known > step_committed:

@@ -1,4 +1,4 @@
-"""What one rank knows of the job, and how the coordinator's messages change it: the rank's half of the protocol.
+"""What one rank has seen the job, and how the coordinator's messages change it: the rank's half of the protocol.
 
 Pure, like the machine. Every rank holds one :class:`Orders` value and replaces it; the training thread reads it as
 a snapshot. The rules are 3 (a view carries the last commit), 5 (a newer epoch abandons the old communicators), 8
@@ -72,12 +72,12 @@ def take_view(orders: Orders, view: View, right_at: str = "", donors_at: tuple[s
     if (view.fencing, view.step) == (known.fencing, known.step) and view.asks_made < known.asks_made:
         # It was made before the group was asked, and came later: views may have to wait.
         view = replace(view, ask=known.ask, asks_made=known.asks_made)
-    told = replace(orders, view=view, version=orders.version + 1, right_at=right_at, donors_at=donors_at)
+    updated = replace(orders, view=view, version=orders.version + 1, right_at=right_at, donors_at=donors_at)
     if view.epoch > known.epoch:
-        return told, Change.EPOCH
+        return updated, Change.EPOCH
     if view.committed[0] > known.committed[0]:
-        return told, Change.COMMIT
-    return told, Change.SAME
+        return updated, Change.COMMIT
+    return updated, Change.SAME
 
 
 def take_commit(
@@ -107,8 +107,8 @@ def take_commit(
         save=save,
         ask=None,
     )
-    told = replace(orders, view=view, version=orders.version + 1)
-    return told, Change.COMMIT
+    updated = replace(orders, view=view, version=orders.version + 1)
+    return updated, Change.COMMIT
 
 
 def take_ask(orders: Orders, step: int, ask: ReliefAsk) -> tuple[Orders, Change]:

@@ -58,7 +58,7 @@ def begin(state: State, why: str) -> Transition:
         state,
         phase="running",
         epoch=state.epoch + 1,
-        witnesses=frozenset(state.live.items()),
+        independent=frozenset(state.live.items()),
         plan=standing.plan,
         standing=standing,
         audits=audits.draw(spec, state.where, drawn, live, state.step_in_flight),
@@ -251,8 +251,8 @@ def _patched_plan(
     missing += [piece for pieces in given.values() for piece in pieces]
     remaining = plan.loads()
     if progress:
-        told = np.fromiter(chain.from_iterable(progress), dtype=np.int64, count=2 * len(progress))
-        remaining[told[::2]] -= told[1::2]
+        reported = np.fromiter(chain.from_iterable(progress), dtype=np.int64, count=2 * len(progress))
+        remaining[reported[::2]] -= reported[1::2]
         np.maximum(remaining, 0, out=remaining)
     remaining[list(gone)] = 0
     added = patch(
@@ -307,7 +307,7 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
     asked = audits.deciders(state, verdict)
     if isinstance(asked, str):
         return stop(state, "failed", with_checkpoint(state, asked))
-    told = {
+    reported = {
         group: (*audits.padded(state.audits.get(group, ()), len(state.segments_of(group))), pieces)
         for group, pieces in asked.items()
     }
@@ -316,7 +316,7 @@ def ask(state: State, verdict: audits.Verdict) -> Transition:
         epoch=state.epoch + 1,
         votes={},
         plan=state.plan.grown(tuple(sorted(state.live)), dict.fromkeys(asked, ())),
-        audits={**state.audits, **told},
+        audits={**state.audits, **reported},
         disputes=verdict.opinions,
     )
     disputes = "; ".join(

@@ -22,7 +22,7 @@ from spare_megatron.protocol.view import Offer, ReliefAsk, View
 
 @dataclass(frozen=True)
 class JobSpec:
-    """The constants of one life of a job, which the controller must know before its first decision."""
+    """The constants of one job attempt, which the controller must know before its first decision."""
 
     num_groups: int
     pieces_per_shard: int
@@ -31,7 +31,7 @@ class JobSpec:
     granularity: str
     """'microbatch' or 'shard'."""
     first_step: int
-    """Step of the checkpoint that this life started from; 0 for a fresh start."""
+    """Step of the checkpoint that this job attempt started from; 0 for a fresh start."""
     last_step: int
     """Step whose commit ends the job."""
     min_groups: int
@@ -44,8 +44,8 @@ class JobSpec:
     donors_max: int = 2
     """Groups that serve one learner, each its part."""
     results_kept: int = 16
-    """L: parcels (the state, reduced results) that a donor keeps at most for a learner that has not taken them; it
-    withdraws where it would have to keep more, or too many bytes (worker.donor_budget)."""
+    """L: snapshot shards (the state, reduced results) that a donor keeps at most for a learner that has not taken them;
+    it withdraws where it would have to keep more, or too many bytes (worker.donor_budget)."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job gives up if they went on for long
     enough (protocol.membership)."""
@@ -70,10 +70,10 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class Opened:
-    """A coordinator starts on a run directory: a new life of the job, or the same life after its own restart."""
+    """A coordinator starts on a run directory: a new job attempt, or the same job attempt after its own restart."""
 
     spec: JobSpec
-    life: int
+    job_attempt: int
     fencing: int
 
 
@@ -83,7 +83,7 @@ class Hello:
 
     group: int
     incarnation: int
-    """-1: its process was started while the job runs and has not been told its incarnation yet; the machine draws
+    """-1: its process was started while the job runs and has not been given its incarnation yet; the machine draws
     one."""
     fingerprint: str
     last_applied: int
@@ -92,11 +92,11 @@ class Hello:
     fencing: int = 0
     """Highest fencing number the group knows."""
     committed: tuple[int, int] | None = None
-    """(step, epoch) of the newest commit that any rank of the group was told of; None before the first view."""
-    birth: str = ""
-    """A word that the process drew when it began: an incarnation belongs to one birth."""
+    """(step, epoch) of the newest commit that any rank of the group was notified of; None before the first view."""
+    process_nonce: str = ""
+    """A random value that the process drew when it began: an incarnation belongs to one nonce."""
     replaces: int = -1
-    """The incarnation whose place a new process takes, which is lost if it is still there; -1: it knows of none."""
+    """The incarnation whose place a new process takes, which is lost if it is still there; -1: it has seen none."""
 
     @property
     def known(self) -> int:
@@ -111,7 +111,7 @@ class AllHere:
 
     groups: tuple[tuple[int, int], ...]
     """(group, incarnation)."""
-    births: tuple[str, ...] = ()
+    process_nonces: tuple[str, ...] = ()
     """Of these groups, in their order; empty: they have none."""
 
 
@@ -143,9 +143,9 @@ class Link:
 
     sender: int
     receiver: int
-    mute: bool = False
+    silent: bool = False
     """True: nothing, or not all that was sent, arrived within the data time-out, although the receiver listened. False:
-    the connection ended or was refused without a word, which also happens after a death, a restart or the end of an
+    the connection ended or was refused without a message, which also happens after a death, a restart or the end of an
     epoch."""
 
 
@@ -190,7 +190,7 @@ class Vote:
     incarnation: int
     result: ReductionResult
     failing_s: float = 0.0
-    """In a failed vote: time since this coordinator process heard of the first failed attempt of this step by these
+    """In a failed vote: time since this coordinator process learned of the first failed attempt of this step by these
     members. It is a duration because clocks of different hosts cannot be compared."""
 
 
@@ -451,11 +451,11 @@ class SendCommit:
     leave: bool = False
     """The run ends with this step (``View.leave``)."""
     audits: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(group, the pieces that it audits in step + 1) of every group that audits any; each is told only its own."""
+    """(group, the pieces that it audits in step + 1) of every group that audits any; each receives only its own."""
     save: int = 0
     """The save that is ordered, as returned by :func:`spare_megatron.protocol.saves.order`."""
     serves: tuple[tuple[int, tuple[Offer, ...]], ...] = ()
-    """(group, the offers in which it is a donor) of every donor; each is told only its own (``View.serves``)."""
+    """(group, the offers in which it is a donor) of every donor; each receives only its own (``View.serves``)."""
 
 
 @dataclass(frozen=True)
@@ -474,8 +474,8 @@ class SendFenced:
     incarnation: int
     """-1: of a process that has none."""
     reason: str
-    birth: str = ""
-    """The birth of a process that has no incarnation."""
+    process_nonce: str = ""
+    """The process nonce of a process that has no incarnation."""
     lasting: bool = False
     """What it has computed is wrong, so another process on the same devices is no better."""
 

@@ -100,7 +100,7 @@ def _struck_off(group: int, known: Learner) -> SendFenced:
 
 
 def disproved(state: State, digest: str) -> tuple[State, frozenset[int]]:
-    """Compare what learners said of the weights after t* with the ``digest`` on which all votes of t* + 1 agree.
+    """Compare what learners reported of the weights after t* with the ``digest`` on which all votes of t* + 1 agree.
     Returns the state in which the equal ones are proved and the offers of the others have ended, and the latter."""
     if not state.learners:
         return state, frozenset()

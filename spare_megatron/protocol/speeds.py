@@ -42,7 +42,7 @@ def measured(state: State, event: SpeedsMeasured) -> Transition:
     after = slowness_after(state, event)
     if after == state.slowness:
         return ignore(state, f"speeds were measured up to step {event.step}, and nothing changes by them")
-    told = replace(state, slowness=after, slowness_step=event.step)
+    noted = replace(state, slowness=after, slowness_step=event.step)
     known_of = state.slowness
     changed = sorted(group for group in {*after, *known_of} if after.get(group) != known_of.get(group))
     now = ", ".join(f"{after.get(group, USUAL) / USUAL:.2f}" for group in changed)
@@ -51,7 +51,7 @@ def measured(state: State, event: SpeedsMeasured) -> Transition:
         "times as long as the median group"
     )
     live = tuple(sorted(state.live))
-    drawn = draw_standing(told, live)
+    drawn = draw_standing(noted, live)
     assert not isinstance(drawn, WipeOut), "the members host every shard"
     present = state.standing
     assert present is not None, "a running job has a standing assignment"
@@ -61,8 +61,8 @@ def measured(state: State, event: SpeedsMeasured) -> Transition:
     enough = gain >= GAIN or gain >= GAIN_SHARE * before
     figures = f"steps would end after {drawn.assignment.end / USUAL:.2f} usual pieces instead of {before / USUAL:.2f}"
     if not enough:
-        return decide(told, [], f"{why}; {figures}, which is not worth a change")
-    return decide(replace(told, share_anew=True), [], f"{why}; {figures}, from step {state.step_in_flight + 1} on")
+        return decide(noted, [], f"{why}; {figures}, which is not worth a change")
+    return decide(replace(noted, share_anew=True), [], f"{why}; {figures}, from step {state.step_in_flight + 1} on")
 
 
 def slowness_after(state: State, event: SpeedsMeasured) -> Mapping[int, int]:

@@ -155,7 +155,7 @@ class State:
     closed    no spec yet
     forming   groups are arriving, nothing is planned
     running   step ``committed[0] + 1`` is in flight
-    ending    the last step of the run is committed; groups vote on its weights, save, say Applied
+    ending    the last step of the run is committed; groups vote on its weights, save, send Applied
     stopped   ``outcome`` says how it ended; nothing is decided any more
     ========  =========================================================================================
     """
@@ -163,7 +163,7 @@ class State:
     spec: JobSpec | None = None
     placement: Placement | None = None
     phase: str = "closed"
-    life: int = 0
+    job_attempt: int = 0
     fencing: int = 0
     epoch: int = 0
     live: Mapping[int, int] = field(default_factory=dict)
@@ -172,8 +172,8 @@ class State:
     """Highest incarnation ever seen of each group, dead ones too."""
     gone: frozenset[int] = frozenset()
     """Groups that were lost while the job formed, or had not come when it began."""
-    births: Mapping[int, tuple[int, str]] = field(default_factory=dict)
-    """Group -> (its highest incarnation, the birth of the process that has it)."""
+    process_nonces: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    """Group -> (its highest incarnation, the process nonce of the process that has it)."""
     learners: Mapping[int, Learner] = field(default_factory=dict)
     """Group -> what is known of it, of learners (not in ``live``) and joiners (in ``live``, not in ``holders``)."""
     offers_made: int = 0
@@ -184,7 +184,7 @@ class State:
     """(t*, e*)."""
     holders: frozenset[int] = frozenset()
     """Live groups that hold state t*, or the result of (t*, e*) that leads to it."""
-    witnesses: frozenset[MemberId] = frozenset()
+    independent: frozenset[MemberId] = frozenset()
     """Members of (t*, e*) whose weights after t* votes may count for a majority: a joiner, also one that has the place
     of such a member, has copied its own, and so has who had not computed any weights of its own before that commit."""
     untried: frozenset[int] = frozenset()
@@ -211,7 +211,7 @@ class State:
     """Group -> how long a piece takes it, in sixteenths of a usual group's time, of the members that are slow for long
     (protocol.speeds)."""
     slowness_step: int = 0
-    """t* when that changed last; before the first time, of the step that this life started from."""
+    """t* when that changed last; before the first time, of the step that this job attempt started from."""
     share_anew: bool = False
     """The next commit draws the standing assignment for the slowness that is known by then."""
     adopted: Mapping[int, Mapping[int, bool]] = field(default_factory=dict)
@@ -225,13 +225,13 @@ class State:
     leave: str = ""
     """Why the run ends before its last step; empty if it does not."""
     applied_last: frozenset[int] = frozenset()
-    """While the run ends: groups that have said Applied in the present epoch."""
+    """While the run ends: groups that have sent Applied in the present epoch."""
     save_interval: int = 0
     """Steps between saves that the tuner chose; 0: it has chosen none."""
     save_now: bool = False
     """The step in flight is to be saved when it is committed."""
     save_step: int = 0
-    """The last step at which a save was due; before the first one, the step that this life started from."""
+    """The last step at which a save was due; before the first one, the step that this job attempt started from."""
     endangered: frozenset[MemberId] = frozenset()
     """The members whose loss alone would have ended the job after the last commit (protocol.saves)."""
     saver: MemberId | None = None
@@ -241,7 +241,7 @@ class State:
     unproved: Saved | None = None
     """The newest complete checkpoint whose weights no votes have compared yet, also of a group that is lost since,
     unless votes spoke against that group."""
-    said: Mapping[MemberId, str] = field(default_factory=dict)
+    reported: Mapping[MemberId, str] = field(default_factory=dict)
     """Member that saves, or has saved, t* -> digest of the weights after t* that it has voted, also if it is lost since
     and its vote with it."""
     accused: frozenset[MemberId] = frozenset()
@@ -310,9 +310,9 @@ class State:
         """Whether this incarnation of a group is a member of the present epoch."""
         return self.live.get(who[0]) == who[1]
 
-    def is_witness(self, group: int) -> bool:
+    def is_independent(self, group: int) -> bool:
         """Whether the present member of this group was a member of (t*, e*)."""
-        return (group, self.live.get(group, -1)) in self.witnesses
+        return (group, self.live.get(group, -1)) in self.independent
 
     @property
     def joiners(self) -> frozenset[int]:
@@ -378,18 +378,18 @@ def initial_state() -> State:
     return State()
 
 
-def opened_state(state: State, spec: JobSpec, life: int, fencing: int) -> State:
-    """The state at the start of a new life of the job. Of the old life only the epoch and the highest incarnations are
-    kept, because these numbers never repeat."""
+def opened_state(state: State, spec: JobSpec, job_attempt: int, fencing: int) -> State:
+    """The state at the start of a new job attempt. Of the old job attempt only the epoch and the highest incarnations
+    are kept, because these numbers never repeat."""
     return State(
         spec=spec,
         placement=placement_from_offsets(spec.num_groups, spec.offsets),
         phase="forming",
-        life=life,
+        job_attempt=job_attempt,
         fencing=fencing,
         epoch=state.epoch,
         highest=state.highest,
-        births=state.births,
+        process_nonces=state.process_nonces,
         offers_made=state.offers_made,
         committed=(spec.first_step, 0),
         slowness_step=spec.first_step,

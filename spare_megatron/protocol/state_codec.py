@@ -22,18 +22,20 @@ from spare_megatron.placement import placement_from_offsets
 from spare_megatron.protocol.adoption import placed
 from spare_megatron.protocol.assign import Assignment
 from spare_megatron.protocol.blame import Evidence
-from spare_megatron.protocol.codec import decode, encode
+from spare_megatron.protocol.codec import KEYS, decode, encode
 from spare_megatron.protocol.state import NO_PLAN, Plan, Relief, Retries, Standing, State
 from spare_megatron.protocol.view import MemberId
 
 _ARRAYS = ("owner", "units", "slots", "loads", "slowness")
+_KEYS = {**KEYS, "independent": "witnesses", "reported": "said"}
+"""Name of a field of the state -> its key in a snapshot, where that differs."""
 
 
 def encode_state(state: State) -> dict[str, Any]:
     """A state as JSON values."""
     table: list[Assignment] = []
     return {
-        **{name: to_plain(getattr(state, name)) for name, (to_plain, _) in _FIELDS.items()},
+        **{_KEYS.get(name, name): to_plain(getattr(state, name)) for name, (to_plain, _) in _FIELDS.items()},
         "standing": _encode_standing(state.standing, table),
         "plan": _encode_plan(state, table),
         "assignments": [_encode_assignment(assignment) for assignment in table],
@@ -48,7 +50,7 @@ def decode_state(plain: Mapping[str, Any]) -> State:
     """
     table = [_decode_assignment(one) for one in plain["assignments"]]
     plain = {"state_hosts": [], **plain}  # snapshots from before there were any
-    values = {name: of_plain(plain[name]) for name, (_, of_plain) in _FIELDS.items()}
+    values = {name: of_plain(plain[_KEYS.get(name, name)]) for name, (_, of_plain) in _FIELDS.items()}
     spec, standing = values["spec"], _decode_standing(plain["standing"], table)
     state = State(
         **values,
@@ -161,19 +163,19 @@ def _decode_sets(plain: list[Any]) -> dict[int, frozenset[int]]:
 
 
 def _encode_disputes(disputes: Mapping[int, Mapping[MemberId, int]]) -> list[Any]:
-    return [[piece, _encode_said(known)] for piece, known in disputes.items()]
+    return [[piece, _encode_reported(known)] for piece, known in disputes.items()]
 
 
 def _decode_disputes(plain: list[Any]) -> dict[int, Mapping[MemberId, int]]:
-    return {piece: _decode_said(known) for piece, known in plain}
+    return {piece: _decode_reported(known) for piece, known in plain}
 
 
-def _encode_said(said: Mapping[MemberId, Any]) -> list[Any]:
-    """What each member has said, a single JSON value."""
-    return [[*member, value] for member, value in said.items()]
+def _encode_reported(reported: Mapping[MemberId, Any]) -> list[Any]:
+    """What each member has reported, a single JSON value."""
+    return [[*member, value] for member, value in reported.items()]
 
 
-def _decode_said(plain: list[Any]) -> dict[MemberId, Any]:
+def _decode_reported(plain: list[Any]) -> dict[MemberId, Any]:
     return {(group, incarnation): value for group, incarnation, value in plain}
 
 
@@ -185,15 +187,15 @@ def _encode_retries(retries: Retries) -> list[Any]:
     evidence = retries.evidence
     seen = [
         [[key, sorted(epochs)] for key, epochs in each.items()]
-        for each in (evidence.mute, evidence.ended, evidence.refused)
+        for each in (evidence.silent, evidence.ended, evidence.refused)
     ]
     return [retries.failures, retries.result_mismatches, retries.since, *seen]
 
 
 def _decode_retries(plain: list[Any]) -> Retries:
-    failures, mismatches, since, mute, ended, refused = plain
+    failures, mismatches, since, silent, ended, refused = plain
     alone = {key: frozenset(epochs) for key, epochs in refused}
-    return Retries(failures, Evidence(_links(mute), _links(ended), alone), mismatches, since)
+    return Retries(failures, Evidence(_links(silent), _links(ended), alone), mismatches, since)
 
 
 def _encode_relief(relief: Relief) -> list[Any]:
@@ -219,10 +221,10 @@ _GROUPS: tuple[Callable[[Any], Any], Callable[[Any], Any]] = (sorted, frozenset)
 _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver", "state_hosts"), _ENCODED),
-    **dict.fromkeys(("live", "highest", "births", "learners", "votes", "audits", "slowness"), _PAIRS),
+    **dict.fromkeys(("live", "highest", "process_nonces", "learners", "votes", "audits", "slowness"), _PAIRS),
     **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
-    **dict.fromkeys(("witnesses", "endangered", "accused"), (sorted, _decode_members)),
-    "said": (_encode_said, _decode_said),
+    **dict.fromkeys(("independent", "endangered", "accused"), (sorted, _decode_members)),
+    "reported": (_encode_reported, _decode_reported),
     "adopted": (_encode_adopted, _decode_adopted),
     "unable": (_encode_sets, _decode_sets),
     "disputes": (_encode_disputes, _decode_disputes),

@@ -8,7 +8,7 @@ anything about the order itself. So ranks that compute together agree by constru
 * :class:`Pause`: finish what is begun; tickets after it warm the pipeline up again;
 * :class:`Close`: sum inside the group; a rank that knows no newer epoch then reduces in this one.
 
-Words keep the numbers that they were written with, so a stream can be told in parts and again.
+Entries keep the numbers that they were written with, so a stream can be sent in parts and again.
 """
 
 from __future__ import annotations
@@ -57,37 +57,37 @@ class Close:
     epoch: int
 
 
-Word = Begin | Ticket | Pause | Close
+TicketEntry = Begin | Ticket | Pause | Close
 
 
 @dataclass(frozen=True)
 class TicketStream:
-    """A part of a ticket stream that ends with its newest word."""
+    """A part of a ticket stream that ends with its newest entry."""
 
     first: int = 0
-    """The number of the first word here."""
-    words: tuple[Word, ...] = ()
+    """The number of the first entry here."""
+    entries: tuple[TicketEntry, ...] = ()
 
     @property
     def end(self) -> int:
-        """The number of the word that comes next."""
-        return self.first + len(self.words)
+        """The number of the entry that comes next."""
+        return self.first + len(self.entries)
 
-    def at(self, number: int) -> Word | None:
-        """The word of this number; None if it has not come yet. It must not be dropped already."""
-        assert number >= self.first, f"word {number} is asked for, those before {self.first} are dropped"
-        return self.words[number - self.first] if number < self.end else None
+    def at(self, number: int) -> TicketEntry | None:
+        """The entry of this number; None if it has not come yet. It must not be dropped already."""
+        assert number >= self.first, f"entry {number} is asked for, those before {self.first} are dropped"
+        return self.entries[number - self.first] if number < self.end else None
 
     def since(self, number: int) -> TicketStream:
-        """The words from this number on, of those that are here."""
+        """The entries from this number on, of those that are here."""
         first = min(max(number, self.first), self.end)
-        return TicketStream(first, self.words[first - self.first :])
+        return TicketStream(first, self.entries[first - self.first :])
 
     def joined(self, more: TicketStream) -> TicketStream:
         """This stream with what ``more`` has beyond its end; itself where that leaves a gap, or is nothing."""
         if more.first > self.end or more.end <= self.end:
             return self
-        return TicketStream(self.first, (*self.words, *more.words[self.end - more.first :]))
+        return TicketStream(self.first, (*self.entries, *more.entries[self.end - more.first :]))
 
 
 class Tickets(Iterator[Ticket], Protocol):

@@ -69,7 +69,7 @@ def with_checkpoint(state: State, reason: str) -> str:
 
 
 Counted = tuple[State, list[Action], str]
-"""(the state in which a checkpoint counts, who is told, the reason); the old state and nothing where none does."""
+"""(the state in which a checkpoint counts, who is notified, the reason); the old state and nothing where none does."""
 
 
 def proved(state: State, digest: str) -> Counted:
@@ -79,8 +79,8 @@ def proved(state: State, digest: str) -> Counted:
     event = state.unproved
     if event is not None and event.step == state.committed[0]:
         writer = event.group, event.incarnation
-        said = state.said.get(writer, "")
-        if (said and digest and said != digest) or (writer in state.accused and not state.is_member(writer)):
+        reported = state.reported.get(writer, "")
+        if (reported and digest and reported != digest) or (writer in state.accused and not state.is_member(writer)):
             return replace(state, unproved=None), [], ""
     return counted(state, event if event is not None and state.is_member((event.group, event.incarnation)) else None)
 
@@ -117,16 +117,16 @@ def fence(loss: Loss) -> SendFenced:
     return SendFenced(loss.group, loss.incarnation, describe(loss), lasting=loss.cause in WRONG)
 
 
-def minority(digests: Mapping[int, str], is_witness: Callable[[int], bool]) -> frozenset[int] | None:
+def minority(digests: Mapping[int, str], is_independent: Callable[[int], bool]) -> frozenset[int] | None:
     """Groups whose digest is not that of the majority; empty when all agree, None when there is no majority.
 
-    A group without a digest is left out. Where any witness has a digest, only theirs are counted; a single digest is
-    no majority.
+    A group without a digest is left out. Where any independent member has a digest, only theirs are counted; a single
+    digest is no majority.
     """
     given = {g: d for g, d in digests.items() if d}
     if len(set(given.values())) <= 1:
         return frozenset()
-    counted = [d for g, d in given.items() if is_witness(g)] or list(given.values())
+    counted = [d for g, d in given.items() if is_independent(g)] or list(given.values())
     digest, number = Counter(counted).most_common(1)[0]
     if 2 * number <= len(counted) or len(counted) == 1:
         return None

@@ -20,7 +20,7 @@ class Offer:
 
     learner: MemberId
     number: int
-    """Numbers of offers never repeat in a life of the job."""
+    """Numbers of offers never repeat in a job attempt."""
     step: int
     donors: tuple[MemberId, ...]
 
@@ -61,7 +61,7 @@ class ReliefAsk:
     fencing: int
     """Fencing number of the coordinator that made it."""
     number: int
-    """Numbers never fall in a life of the job; those of one round are equal."""
+    """Numbers never fall in a job attempt; those of one round are equal."""
     pieces: int
     """How many, at most."""
 
@@ -78,8 +78,8 @@ class View:
     live: tuple[MemberId, ...]
     """(group, incarnation) of all members, sorted."""
     committed: tuple[int, int]
-    """(t*, e*); e* is 0 before the first commit of a life. A member that has not applied t* yet applies the reduced
-    result of (t*, e*)."""
+    """(t*, e*); e* is 0 before the first commit of a job attempt. A member that has not applied t* yet applies the
+    reduced result of (t*, e*)."""
     step: int
     """t* + 1."""
     segments: Segments

@@ -80,7 +80,7 @@ def all_voted(state: State, event: AllVoted) -> Transition:
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
     if len(state.holders) < len(state.live):
-        return ignore(state, "a joiner has not said Applied yet")
+        return ignore(state, "a joiner has not sent Applied yet")
     if state.disputes or any(state.audits.values()) or state.state_hosts:
         return ignore(state, f"the votes of step {event.step} are to be compared: each must come by itself")
     return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest), event.weights_digest)
@@ -90,9 +90,9 @@ def _noted(state: State, event: Vote) -> State:
     """The state that remembers what the group that saves t* says of the weights after t*."""
     member, digest = (event.group, event.incarnation), event.result.weights_digest
     saves_now = member == state.saver or (state.phase == "ending" and event.group == saves.saver(state.live))
-    if not saves_now or not digest or event.result.epoch != state.epoch or state.said.get(member) == digest:
+    if not saves_now or not digest or event.result.epoch != state.epoch or state.reported.get(member) == digest:
         return state
-    return replace(state, said={**state.said, member: digest})
+    return replace(state, reported={**state.reported, member: digest})
 
 
 def applied(state: State, event: Applied) -> Transition:
@@ -237,8 +237,8 @@ def _commit(state: State, digest: str) -> Transition:
         committed=(step, state.epoch),
         holders=holders,
         untried=frozenset(),
-        witnesses=_witnesses(state),
-        said={},
+        independent=_independent(state),
+        reported={},
         accused=frozenset(),
         votes={},
         retries=Retries(),
@@ -255,9 +255,9 @@ def _commit(state: State, digest: str) -> Transition:
         digests=(*state.digests, (step - 1, digest))[-state.job.results_kept - 1 :],
     )
     after = offers.ended(after) if ends else offers.offered(after)
-    told = tuple((group, pieces[0]) for group, pieces in after.audits.items())
+    reported = tuple((group, pieces[0]) for group, pieces in after.audits.items())
     serves = tuple(sorted(after.serves.items()))
-    actions: list[Action] = [SendCommit(voters, step, state.epoch, ends, told, save, serves), *leaves, *fences]
+    actions: list[Action] = [SendCommit(voters, step, state.epoch, ends, reported, save, serves), *leaves, *fences]
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
     if emergency:
         one_of = "one of " if len(endangered) > 1 else ""
@@ -274,7 +274,7 @@ def _commit(state: State, digest: str) -> Transition:
     return decide(changed, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
 
 
-def _witnesses(state: State) -> frozenset[MemberId]:
+def _independent(state: State) -> frozenset[MemberId]:
     """The members whose own weights may be counted from the commit of the step in flight on. What a joiner of the last
     resort has only copied proves nothing of the rest of its state, so it is counted from the next commit on."""
     if not state.untried:
@@ -283,7 +283,7 @@ def _witnesses(state: State) -> frozenset[MemberId]:
 
 
 def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
-    """The state at a commit without the members that leave with it, and who is told so. They have no piece in later
+    """The state at a commit without the members that leave with it, and who is notified. They have no piece in later
     steps; offers end in which they are donors."""
     assert state.standing is not None, "a running job has a standing assignment"
     drawn = state.standing.assignment
@@ -295,7 +295,7 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     learners, _ = offers.without_donors(state.learners, gone)
     live = {group: incarnation for group, incarnation in state.live.items() if group not in out}
     standing = Standing(drawn, tuple(sorted(live)))
-    told = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
+    reported = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
     slowness = {group: known for group, known in state.slowness.items() if group in live}
     after = replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing)
-    return adoption.remaining(replace(after, slowness=slowness), out), told
+    return adoption.remaining(replace(after, slowness=slowness), out), reported

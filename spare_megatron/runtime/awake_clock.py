@@ -1,8 +1,8 @@
 """A clock that stands still while its owner does. Pure: the time comes in as an argument.
 
 Whoever judges others by their silence must not count time in which it did not listen itself: it was stopped, got no CPU
-time, or its host slept. Its owner reads the clock whenever it hears or looks. Where two readings are further apart than
-usual, the excess does not count.
+time, or its host slept. Its owner reads the clock whenever it receives or looks. Where two readings are further apart
+than usual, the excess does not count.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def run_command(
     over: Callable[[], bool],
     given: bytes = b"",
     environ: Mapping[str, str] | None = None,
-    hear_all: bool = False,
+    receive_all: bool = False,
 ) -> CommandEnd:
     """Run ``command`` to its end, and kill what it leaves. Blocks: it is called in a thread that nobody waits for.
 
@@ -67,7 +67,7 @@ def run_command(
         over: asked several times a second; true when the command is to be killed at once.
         given: its standard input.
         environ: None: this process's own.
-        hear_all: keep what it writes to standard output too, not only to standard error.
+        receive_all: keep what it writes to standard output too, not only to standard error.
 
     Raises:
         OSError: it could not be started.
@@ -81,20 +81,20 @@ def run_command(
             list(command),
             env=None if environ is None else dict(environ),
             stdin=stdin,
-            stdout=subprocess.PIPE if hear_all else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT if hear_all else subprocess.PIPE,
+            stdout=subprocess.PIPE if receive_all else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if receive_all else subprocess.PIPE,
             start_new_session=True,
         )
     finally:
         os.close(stdin)
     guard.add(process.pid)
-    stream = process.stdout if hear_all else process.stderr
+    stream = process.stdout if receive_all else process.stderr
     assert stream is not None
     with stream:
-        heard = _Output(stream.fileno())
+        received = _Output(stream.fileno())
         in_time = False
         try:
-            in_time = _wait(process.pid, heard, time.monotonic() + limit_s, over)
+            in_time = _wait(process.pid, received, time.monotonic() + limit_s, over)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # no other group has its id before wait()
@@ -105,17 +105,17 @@ def run_command(
             except subprocess.TimeoutExpired:
                 in_time = False
             _wait_for_others(process.pid, until_s)
-        heard.hear()
-    return CommandEnd(status if in_time else None, heard.line, heard.last)
+        received.receive()
+    return CommandEnd(status if in_time else None, received.line, received.last)
 
 
-def _wait(pid: int, heard: _Output, deadline_s: float, over: Callable[[], bool]) -> bool:
-    """Wait for the end of a process and hear what it writes meanwhile; False where it had to end before."""
+def _wait(pid: int, received: _Output, deadline_s: float, over: Callable[[], bool]) -> bool:
+    """Wait for the end of a process and receive what it writes meanwhile; False where it had to end before."""
     handle = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
-        poll.register(heard.descriptor, select.POLLIN)
+        poll.register(received.descriptor, select.POLLIN)
         while not over():
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -123,8 +123,8 @@ def _wait(pid: int, heard: _Output, deadline_s: float, over: Callable[[], bool])
             ready = {descriptor for descriptor, _ in poll.poll(1000 * min(LOOK_S, left_s))}
             if handle in ready:
                 return True
-            if heard.descriptor in ready and not heard.hear():
-                poll.unregister(heard.descriptor)
+            if received.descriptor in ready and not received.receive():
+                poll.unregister(received.descriptor)
         return False
     finally:
         os.close(handle)
@@ -167,7 +167,7 @@ class _Output:
         self._kept = self._end = b""
         os.set_blocking(descriptor, False)
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """Read what is there, or a part of it; False when nothing will come any more."""
         try:
             data = os.read(self.descriptor, READ_BYTES)

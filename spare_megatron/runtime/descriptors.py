@@ -52,7 +52,7 @@ def check_descriptors(needed: int, who: str) -> None:
         )
 
 
-async def watch_descriptors(who: str, say: Callable[[str], None], look_s: float = LOOK_S) -> None:
+async def watch_descriptors(who: str, announce: Callable[[str], None], look_s: float = LOOK_S) -> None:
     """Until cancelled: say when this process has GROWN more file descriptors than it had, and again for as many more.
     Strangers at a listener of gloo that a user's script has made are the likely cause, or files that nobody closes."""
     known, most = open_descriptors(), raise_descriptor_limit()
@@ -60,7 +60,7 @@ async def watch_descriptors(who: str, say: Callable[[str], None], look_s: float 
         await asyncio.sleep(look_s)
         now = open_descriptors()
         if now > known + GROWN:
-            say(
+            announce(
                 f"WARNING: {who} has {now} open files and connections, {now - known} more than before, of at most "
                 f"{most}; look at what it has open (ls -l /proc/PID/fd), and at SECURITY.md where they are connections"
             )

@@ -1,8 +1,8 @@
 """Notices that a job's run directory was deleted or replaced while the job runs.
 
 A process that has files there open could go on writing for ever, and nobody would find what it writes. But a shared
-file system may lose a directory for a while, and may show it as another one when it is mounted again: so it is told by
-the job's token as well, and it counts as gone when it has been for :data:`GONE_S`.
+file system may lose a directory for a while, and may show it as another one when it is mounted again: so it is
+recognised by the job's token as well, and it counts as gone when it has been for :data:`GONE_S`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ There are three kinds of files. The job waits for the journal, on which decision
 :mod:`spare_megatron.coordinator.backlog`. Records on which no decision is based are kept in memory and written later
 (:class:`SideFiles`). A file that cannot be read while the job runs counts as *not known now*, and is read again later
 (:func:`~spare_megatron.runtime.run_directory.glance`); only a process that starts waits for it, because it can do
-nothing without it (:func:`patiently`).
+nothing without it (:func:`with_retries`).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def pauses() -> Callable[[], float]:
     return pause_s
 
 
-def patiently(work: Callable[[], T], patience_s: float = START_PATIENCE_S) -> T:
+def with_retries(work: Callable[[], T], patience_s: float = START_PATIENCE_S) -> T:
     """What ``work`` returns; while the disk fails it is tried again, and at last its error is raised. Blocks, so it is
     only for the start of a process."""
     deadline_s, pause_s = time.monotonic() + patience_s, pauses()
@@ -79,8 +79,8 @@ def patiently(work: Callable[[], T], patience_s: float = START_PATIENCE_S) -> T:
 class SideFiles:
     """Files on which no decision is based. A write that fails is reported once, and tried again until it succeeds."""
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, announce: Callable[[str], object]) -> None:
+        self._announce = announce
         self._open: dict[str, tuple[Callable[[], object], float]] = {}
         """Name of each file that is not written yet -> (how to write it, since when that fails)."""
         self._pause_s = pauses()
@@ -94,13 +94,13 @@ class SideFiles:
             work()
         except OSError as error:
             if since_s is None:
-                self._say(f"{name} cannot be written: {words(error)}; the job goes on, and it is written later")
+                self._announce(f"{name} cannot be written: {words(error)}; the job goes on, and it is written later")
             self._open[name] = work, time.monotonic() if since_s is None else since_s
             self._try_later()
             return
         if since_s is not None:
             del self._open[name]
-            self._say(f"{name} is written again, after {time.monotonic() - since_s:.1f} s")
+            self._announce(f"{name} is written again, after {time.monotonic() - since_s:.1f} s")
 
     def retry(self) -> bool:
         """Try to write all files that are not written yet; True when none is left."""
@@ -114,7 +114,9 @@ class SideFiles:
         deadline_s, pause_s = time.monotonic() + patience_s, pauses()
         while not self.retry():
             if time.monotonic() > deadline_s:
-                self._say(f"{', '.join(self._open)}: not written within {patience_s:g} s, and now left as they are")
+                self._announce(
+                    f"{', '.join(self._open)}: not written within {patience_s:g} s, and now left as they are"
+                )
                 return False
             time.sleep(pause_s())
         return True

@@ -15,7 +15,7 @@ import time
 
 LOOK_S = 0.2
 """How often the process looks how much it has had to do, once a collection may be due."""
-CALM = 0.25
+IDLE = 0.25
 """It has little to do where it used less than this share of a core since it looked last."""
 AGAIN_S = 30.0
 """Time between two collections."""
@@ -38,9 +38,9 @@ class Pauses:
     def is_due(self, now_s: float, cpu_s: float) -> bool:
         """Whether to collect now; to be asked :data:`LOOK_S` after the last look, and not sooner than :data:`AGAIN_S`
         after the last collection."""
-        calm = cpu_s - self._cpu_s < CALM * (now_s - self._looked_s)
+        idle = cpu_s - self._cpu_s < IDLE * (now_s - self._looked_s)
         self.look(now_s, cpu_s)
-        due = now_s - self._collected_s >= (AGAIN_S if calm else LATEST_S)
+        due = now_s - self._collected_s >= (AGAIN_S if idle else LATEST_S)
         if due:
             self._collected_s = now_s
         return due

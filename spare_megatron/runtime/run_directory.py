@@ -25,7 +25,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.runtime import failpoints
-from spare_megatron.runtime.disk import patiently, words
+from spare_megatron.runtime.disk import with_retries, words
 from spare_megatron.runtime.file_shapes import check_file
 
 
@@ -37,8 +37,8 @@ class CoordinatorAddress:
     """host:port."""
     fencing: int
     """Grows with each coordinator of a run directory; one with a lower number is ignored."""
-    life: int
-    """Number of the job's life in the journal."""
+    job_attempt: int
+    """Number of the job attempt in the journal."""
     highest_incarnation: int
     """The highest incarnation that any group ever had, -1 at first; new groups get a higher one."""
     pid: int
@@ -81,12 +81,12 @@ class RunDirectory:
         except OSError as error:
             raise ConfigError(f"cannot make the run directory {self.path}: {error.strerror}") from None
 
-    def choice(self, life: int) -> Path:
-        """The file with what the job decided about itself in one life (coordinator.job_tuning)."""
-        return self.path / f"choice-life-{life}.json"
+    def choice(self, job_attempt: int) -> Path:
+        """The file with what the job decided about itself in one job attempt (coordinator.job_tuning)."""
+        return self.path / f"choice-life-{job_attempt}.json"
 
     def log_of(self, group: int, position: int, incarnation: int | None = None) -> Path:
-        """The file of a rank's output; ``incarnation``: of a group that was started again within a life."""
+        """The file of a rank's output; ``incarnation``: of a group that was started again within a job attempt."""
         later = "" if incarnation is None else f".incarnation-{incarnation}"
         return self.logs / f"group-{group}" / f"rank-{position}{later}.log"
 
@@ -116,9 +116,9 @@ class RunDirectory:
         a while; raises ConfigError where it cannot be read."""
         try:
             if create:
-                patiently(self._make_token)
-                patiently(self._say_if_others_can_read)
-            return patiently(self._read_token)
+                with_retries(self._make_token)
+                with_retries(self._warn_if_others_can_read)
+            return with_retries(self._read_token)
         except OSError as error:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
 
@@ -139,7 +139,7 @@ class RunDirectory:
         finally:
             scratch.unlink()
 
-    def _say_if_others_can_read(self) -> None:
+    def _warn_if_others_can_read(self) -> None:
         mode = stat.S_IMODE(self._token.stat().st_mode)
         if mode & 0o077:
             self.notice(
@@ -155,7 +155,7 @@ class RunDirectory:
         """Write the coordinator's address into coordinator.json, unless one with a higher fencing number is there."""
         there = _address(glance(self._coordinator))
         if there is None or (there.fencing <= address.fencing and there != address):
-            write_json(self._coordinator, asdict(address))
+            write_json(self._coordinator, to_keys(asdict(address)))
 
     def coordinator(self) -> CoordinatorAddress | None:
         """The newest coordinator that this object ever read; None before it has read one.
@@ -226,7 +226,7 @@ class RunDirectory:
                     if mine.fullmatch(file.name) and file.is_file():
                         file.unlink(missing_ok=True)
 
-    def told_errors(self, group: int | None = None) -> list[Path]:
+    def reported_errors(self, group: int | None = None) -> list[Path]:
         """The files that :meth:`report_error` wrote; none where the disk fails. ``group``: without those of ranks that
         are known to be of other groups."""
         try:
@@ -247,10 +247,25 @@ def waits_file(place_file: Path, pid: int) -> Path:
 
 
 def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:
-    return None if plain is None else CoordinatorAddress(**{name: plain[name] for name in _OF_AN_ADDRESS})
+    return (
+        None if plain is None else CoordinatorAddress(**{name: plain[_KEYS.get(name, name)] for name in _OF_AN_ADDRESS})
+    )
 
 
 _OF_AN_ADDRESS = [one.name for one in fields(CoordinatorAddress)]
+_KEYS = {"job_attempt": "life"}
+"""Name of a field -> its key in coordinator.json and in the files of terms, where that differs."""
+_NAMES = {key: name for name, key in _KEYS.items()}
+
+
+def to_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as they stand in coordinator.json and in the files of terms, also inside other fields."""
+    return {_KEYS.get(name, name): to_keys(one) if isinstance(one, Mapping) else one for name, one in plain.items()}
+
+
+def of_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`to_keys`."""
+    return {_NAMES.get(key, key): of_keys(one) if isinstance(one, Mapping) else one for key, one in plain.items()}
 
 
 class Lock:

@@ -30,7 +30,7 @@ def ask_for_short_waits(inherited: bool = True) -> bool:
 
     Args:
         inherited: whether threads and processes that this thread starts from now on have them too. Without it they
-            begin with the usual ones, for the rest of this thread's life.
+            begin with the usual ones, for the rest of this thread's lifetime.
     """
     if os.sched_getscheduler(0) != os.SCHED_OTHER or platform.machine() not in _NUMBERS:
         return False

@@ -26,7 +26,7 @@ def weights_digest(step: int) -> str:
 
 
 class JobControl:
-    """One job over all its lives."""
+    """One job over all its job attempts."""
 
     def __init__(self, spec: m.JobSpec, check: bool = False) -> None:
         self.spec = replace(spec, fingerprint=FINGERPRINT)
@@ -44,20 +44,20 @@ class JobControl:
             check_invariants(before, event, self.state, decision)
         return decision
 
-    # ---- a life of the job
+    # ---- a job attempt
 
     def open(self, first_step: int, groups: Sequence[int]) -> None:
-        """Begin a new life of the job at ``first_step`` with these groups."""
+        """Begin a new job attempt at ``first_step`` with these groups."""
         state = self.state
         self.spec = replace(self.spec, first_step=first_step)
-        self.feed(m.Opened(self.spec, state.life + 1, state.fencing + 1))
+        self.feed(m.Opened(self.spec, state.job_attempt + 1, state.fencing + 1))
         incarnation = max(state.highest.values(), default=-1) + 1
         self.feed(m.AllHere(tuple((group, incarnation) for group in groups)))
         if self.state.phase == "forming":
             self.feed(m.StartupOver(0.0))
 
     def close(self, why: str) -> None:
-        """Ask for the end of this life: it ends when the step in flight is committed and applied by all."""
+        """Ask for the end of this job attempt: it ends when the step in flight is committed and applied by all."""
         self.feed(m.StopRequested(why))
 
     # ---- inside a step
@@ -77,7 +77,7 @@ class JobControl:
     def lost(self, groups: Iterable[int], progress: Iterable[tuple[int, int]] = ()) -> bool:
         """Report that these groups died, with the pieces that each live group has computed (group, pieces).
 
-        False when this life ends, because it was a wipe-out.
+        False when this job attempt ends, because it was a wipe-out.
         """
         live = self.state.live
         losses = tuple(m.Loss(group, live[group], "exited") for group in groups)

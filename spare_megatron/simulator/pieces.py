@@ -4,7 +4,7 @@ again, and returning groups and standbys are admitted with commits.
 A group computes its pieces one after the other, with a speed drawn for this step. With ``balance`` slow groups give
 pieces up inside a step, as a model has it, with ``relief`` as the controller decides (``relieved_steps``); with both
 those that are slow for long get a smaller share of each step, by the controller's own measure. At a death the
-controller is told how many pieces each group has done; groups compute their pieces of the patch after their own. The
+controller receives how many pieces each group has done; groups compute their pieces of the patch after their own. The
 reduction starts when the last live group is done and the communicators are rebuilt, and starts again after a death
 during it. A returning group is offered the last committed state and takes it from its donors (``transfers``), while
 nobody waits for it; without a transfer it has it at once, and is admitted with the next commit. Where a shard has lost
@@ -231,7 +231,7 @@ class PiecesEngine(PolicyTrial):
         self.control.opened()
 
     def _arrive(self, group: int) -> None:
-        """A group is ready to be brought up to date, after a wipe-out in the next life."""
+        """A group is ready to be brought up to date, after a wipe-out in the next job attempt."""
         if self.control.state.stopped is None:
             self.control.returns(group)
         self.arriving.append(group)
@@ -269,7 +269,7 @@ class PiecesEngine(PolicyTrial):
         after = self.policy.restart_after
         lost = self.cluster.num_groups - int(self.alive.sum())
         if after is not None and lost >= after and self.control.state.step_in_flight < self.policy.steps:
-            # The step in flight is the last of this life.
+            # The step in flight is the last of this job attempt.
             self.control.close(f"{lost} groups are lost")
             self.leaving = True
             return

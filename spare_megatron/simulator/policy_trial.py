@@ -117,7 +117,7 @@ class PolicyTrial:
         raise NotImplementedError
 
     def _members(self) -> list[int]:
-        """The groups with which a life of the job begins, as the controller numbers them."""
+        """The groups with which a job attempt begins, as the controller numbers them."""
         return list(range(self.cluster.num_groups))
 
     def _step(self) -> bool:

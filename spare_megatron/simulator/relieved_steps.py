@@ -1,9 +1,9 @@
 """Slow groups are relieved inside simulated steps by the controller's own decisions (``--relief``).
 
 The controller decides who is asked for how much, and who takes it, as in a job. What its shell and the leaders do is
-modelled: a group says that it runs out when half of its pieces are begun and again when all are, and says both anew in
-a new epoch; the coordinator looks at once, and where nobody is asked not again for half a piece; groups answer at once,
-with pieces that they have not begun. The coordinator knows how far everybody is, which in a job it estimates.
+modelled: a group reports that it runs out when half of its pieces are begun and again when all are, and says both anew
+in a new epoch; the coordinator looks at once, and where nobody is asked not again for half a piece; groups answer at
+once, with pieces that they have not begun. The coordinator knows how far everybody is, which in a job it estimates.
 
 At a thousand groups a look takes a tenth of a second, so jobs of many steps are simulated with a model of the outcome
 instead (:mod:`spare_megatron.simulator.balance`).
@@ -47,14 +47,14 @@ class RelievedSteps:
         if state.relief.rounds >= ROUNDS:
             return np.inf
         at = state.step_in_flight, state.epoch, len(state.holders)
-        said_anew = at != self._at
-        if said_anew:
+        reported_anew = at != self._at
+        if reported_anew:
             self._at, self._since_s = at, now_s
         holders = list(state.holders)
         total, finish, per_piece = total[holders], finish[holders], per_piece[holders]
         half = finish - (total // 2 + 1) * per_piece
         words = np.concatenate([half, finish - per_piece])
-        if said_anew:
+        if reported_anew:
             return max(float(words.min()), self._since_s)
         later = words[words >= self._since_s]
         return float(later.min()) if len(later) else np.inf

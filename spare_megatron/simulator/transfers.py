@@ -93,5 +93,5 @@ class Transfers:
         return max((self.holds_s(group) for group in waited_for(self._control.state)), default=0.0)
 
     def reset(self) -> None:
-        """Forget all: a new life of the job begins."""
+        """Forget all: a new job attempt begins."""
         self._fetches = {}

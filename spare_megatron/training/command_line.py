@@ -96,9 +96,10 @@ def parsed(args: Namespace) -> tuple[JobArguments, Namespace]:
     known = {spec.dest for spec in all_specs()}
     changed = [name for name in before if name in known and getattr(args, name, None) != before[name]]
     if changed:
-        said = ", ".join(f"{name} from {before[name]} to {getattr(args, name, None)}" for name in changed)
+        reported = ", ".join(f"{name} from {before[name]} to {getattr(args, name, None)}" for name in changed)
         raise ConfigError(
-            f"the script changed {said} between parse_and_validate_args() and pretrain(), which has no effect on this "
+            f"the script changed {reported} between parse_and_validate_args() and pretrain(), which has no effect on "
+            f"this "
             "job; give the flags on the command line, or defaults as args_defaults of parse_and_validate_args()"
         )
     return job, args

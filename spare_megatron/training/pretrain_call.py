@@ -2,7 +2,7 @@
 
 Until 0.17 the providers come first, and ``pretrain`` reads the command line. In 0.18 a container of configurations
 comes before them, made from flags that the script has read already; since 0.19 the model's provider is left out where
-the container names the model. The two later forms are told from the first by the container.
+the container names the model. The two later forms are distinguished from the first by the container.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import Place
-from spare_megatron.control_plane.last_words import said_before_the_end
+from spare_megatron.control_plane.exit_report import exit_reported
 from spare_megatron.megatron_adapter.imports import uncollected
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.training import command_line, megatron_exports
@@ -52,7 +52,7 @@ def pretrain(*positional: Any, **named: Any) -> None:
             place = job.place
             run = command_line.job_runner()
         embeddings = (call.get_embedding_ranks, call.get_position_embedding_ranks)
-        with said_before_the_end(RunDirectory(place.run_dir), place) if place.run_dir else nullcontext():
+        with exit_reported(RunDirectory(place.run_dir), place) if place.run_dir else nullcontext():
             code = run(job, args, call.datasets_provider, call.model_provider, call.forward_step, *embeddings)
     except ConfigError as error:
         code = command_line.refuse(str(error), place)

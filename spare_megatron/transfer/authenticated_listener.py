@@ -1,7 +1,7 @@
 """The listening socket of a donor's rank or of a group's store, and the first words with whoever calls (the callee's
 side of :mod:`spare_megatron.collectives.handshake`).
 
-Promises: who has not proved that it is a rank of this job, with a call that the listener's owner wants, is told
+Promises: who has not proved that it is a rank of this job, with a call that the listener's owner wants, is notified
 nothing but a challenge, and costs one descriptor; of those there are at most STRANGERS_MAX, each for at most
 STRANGER_S.
 """
@@ -34,8 +34,8 @@ from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.config.host_port import join_address
 
 _ACCEPTS = 16
-"""How many connections are accepted before those that are there are heard again: so one that proves itself at once is
-not closed as the oldest of many that came in the meantime."""
+"""How many connections are accepted before those that are there are received again: so one that proves itself at once
+is not closed as the oldest of many that came in the meantime."""
 _PAUSE_S = 0.05
 """Before connections are accepted again when that has failed."""
 
@@ -81,7 +81,7 @@ class AuthenticatedListener:
                 happened = self._selector.select(STRANGER_S / 10 if self._strangers else None)
                 for key, _ in happened:
                     if isinstance(key.data, _Stranger):
-                        self._hear(key.data)
+                        self._receive(key.data)
                     elif key.fileobj is self._listener:
                         self._accept()
                 self._turn_away(time.monotonic())
@@ -110,11 +110,11 @@ class AuthenticatedListener:
                 sock.close()
                 continue
             self._strangers.append(stranger)
-            self._hear(stranger)
+            self._receive(stranger)
 
-    def _hear(self, stranger: _Stranger) -> None:
+    def _receive(self, stranger: _Stranger) -> None:
         try:
-            call = stranger.hear()
+            call = stranger.receive()
         except (OSError, StrangerError):
             self._forget(stranger)
             stranger.sock.close()
@@ -145,10 +145,10 @@ class _Stranger:
         self._challenged = challenge()
         self._greeted = False
         self._words = bytearray()
-        self._said = b""
+        self._reported = b""
         self._call: Call | None = None
 
-    def hear(self) -> Call | None:
+    def receive(self) -> Call | None:
         """Read what has come, no more than the words that are due, and answer; the call, once it is proved. Raises
         OSError where the connection has ended, StrangerError where the caller is not who it should be."""
         if not self._greeted:
@@ -168,13 +168,13 @@ class _Stranger:
             words = bytes(self._words)
             self._words.clear()
             if self._call is not None:
-                if not proves(words, proof(self._key, "caller", self._said, self._challenged)):
+                if not proves(words, proof(self._key, "caller", self._reported, self._challenged)):
                     raise StrangerError("it does not know the job's token")
                 return self._call
             call = read_call(words)
             if call is None or not self._wants(call):
-                raise StrangerError("its call is for another rank or life, or for something else")
-            self._call, self._said = call, words
+                raise StrangerError("its call is for another rank or job attempt, or for something else")
+            self._call, self._reported = call, words
             self._send(proof(self._key, "callee", words, self._challenged))
 
     def _send(self, words: bytes) -> None:

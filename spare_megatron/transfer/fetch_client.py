@@ -1,8 +1,9 @@
 """A learner's side of the connection to one donor: calls it, asks, receives, and calls again where that breaks.
 
 A connection that ends is made anew, and the donor goes on from the byte that was reached. What comes damaged is asked
-for once more, from the beginning of its chunk; a second time in one parcel is an error. So is *silence*, the sum of the
-time in which this side waited for the donor and nothing new came: time in which this process did not run is none.
+for once more, from the beginning of its chunk; a second time in one snapshot shard is an error. So is *silence*, the
+sum of the time in which this side waited for the donor and nothing new came: time in which this process did not run is
+none.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import NamedTuple, TypeVar
 from spare_megatron.collectives.handshake import STATE, Call, Identity, StrangerError, call_in, challenge
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
-from spare_megatron.transfer import parcel_words as words
-from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
-from spare_megatron.transfer.parcels import HEADER_BYTES_MAX, ReceiveBuffer
+from spare_megatron.transfer import request_frames as words
+from spare_megatron.transfer.request_frames import DamageError, PartAnswer, PartRequest
+from spare_megatron.transfer.snapshot_shards import HEADER_BYTES_MAX, ReceiveBuffer
 from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Source
 
 Had = TypeVar("Had")
@@ -32,7 +33,7 @@ PAUSE_S, PAUSE_S_MAX = 0.05, 1.0
 
 
 class PartHeader(NamedTuple):
-    """What a donor says of a parcel."""
+    """What a donor reports of a snapshot shard."""
 
     header: bytes
     part: int
@@ -40,7 +41,7 @@ class PartHeader(NamedTuple):
 
 
 class StateFetchClient:
-    """Fetches one donor's parts of the parcels of one offer. One thread at a time, except for :meth:`stop`."""
+    """Fetches one donor's parts of the snapshot shards of one offer. One thread at a time, except for :meth:`stop`."""
 
     def __init__(self, me: Identity, number: int, source: Source, timeout_s: float) -> None:
         self._me, self._number, self.source, self._timeout_s = me, number, source, timeout_s
@@ -52,21 +53,21 @@ class StateFetchClient:
         self._sock: socket.socket | None = None
         self._step = 0
         self._damaged = False
-        """Something of the present parcel came damaged."""
+        """Something of the present snapshot shard came damaged."""
         self._silent_s = 0.0
         self._pause_s = PAUSE_S
         self._trouble = "it does not answer"
         """What went wrong last."""
 
     def header(self, step: int) -> PartHeader:
-        """Wait for the header of a step's parcel. Raises FetchError, or FetchOverError when stopped."""
+        """Wait for the header of a step's snapshot shard. Raises FetchError, or FetchOverError when stopped."""
         self._step, self._damaged = step, False
-        self._heard()
+        self._received()
         return self._persist(self._ask_header)
 
     def take(self, buffer: ReceiveBuffer) -> None:
-        """Take the donor's part of the parcel whose header was the last one. Raises as :meth:`header` does."""
-        self._heard()
+        """Take the donor's part of the snapshot shard whose header was the last one. Raises as :meth:`header` does."""
+        self._received()
         self._persist(lambda: self._receive(buffer))
 
     def stop(self) -> None:
@@ -90,7 +91,7 @@ class StateFetchClient:
         """Try until it succeeds; each time on a connection that stands."""
         while True:
             if self._stopped.is_set():
-                raise FetchOverError("nobody wants the parcel any more")
+                raise FetchOverError("nobody wants the snapshot shard any more")
             try:
                 if self._sock is None:
                     self._call()
@@ -108,7 +109,7 @@ class StateFetchClient:
     def _ask_header(self) -> PartHeader:
         answer = self._ask(PartRequest(words.HEADER, self._step))
         while answer.kind == words.LATER and not self._stopped.is_set():
-            self._heard()
+            self._received()
             answer = self._ask(PartRequest(words.HEADER, self._step))
         if answer.kind != words.HEADER or answer.length > HEADER_BYTES_MAX:
             raise DamageError("its words")
@@ -126,7 +127,7 @@ class StateFetchClient:
                 raise DamageError("its words")
             while room := buffer.room():
                 buffer.advance(self._receive_into(room))
-                self._heard()
+                self._received()
             if not buffer.settle(answer.checksum):
                 raise DamageError(f"chunk {buffer.chunk} of its part")
             if buffer.done:
@@ -174,7 +175,7 @@ class StateFetchClient:
         with self._lock:
             self._sock = sock
         if self._stopped.is_set():
-            raise FetchOverError("nobody wants the parcel any more")
+            raise FetchOverError("nobody wants the snapshot shard any more")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         call_s = min(CALL_S, self._timeout_s)
         sock.settimeout(call_s)
@@ -182,7 +183,7 @@ class StateFetchClient:
             sock.connect((host, port))
         sock.settimeout(TICK_S)
         me, callee = self._me, self.source.member
-        call = Call(STATE, me.life, 0, self._number, me.position, me.member, callee, challenge())
+        call = Call(STATE, me.job_attempt, 0, self._number, me.position, me.member, callee, challenge())
         call_in(call, me.key, sock.sendall, self._read)
         self._trouble = "it does not answer"
 
@@ -193,7 +194,7 @@ class StateFetchClient:
 
     # ------------------------------------------------------------------------------------------- silence
 
-    def _heard(self) -> None:
+    def _received(self) -> None:
         """Note that something new came."""
         self._silent_s, self._pause_s = 0.0, PAUSE_S
 

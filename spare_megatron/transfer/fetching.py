@@ -13,32 +13,32 @@ from typing import TypeVar
 import torch
 
 from spare_megatron.transfer.fetch_client import PartHeader, StateFetchClient
-from spare_megatron.transfer.parcels import ReceiveBuffer, read_header
-from spare_megatron.transfer.transport import FetchError, FetchOverError, Parcel
+from spare_megatron.transfer.snapshot_shards import ReceiveBuffer, read_header
+from spare_megatron.transfer.transport import FetchError, FetchOverError, SnapshotShard
 
 LOOK_S = 0.1
 """How often ``over`` is asked."""
 Made = TypeVar("Made")
 
 
-def fetch_parcel(
+def fetch_snapshot_shard(
     clients: Sequence[StateFetchClient],
     step: int,
-    place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+    place: Callable[[SnapshotShard], Mapping[str, torch.Tensor]],
     over: Callable[[], bool],
-) -> Parcel:
+) -> SnapshotShard:
     """See :meth:`spare_megatron.transfer.transport.StateTransport.fetch`. Whatever it raises, the clients have been
     stopped, and nothing writes into the tensors any more."""
-    assert clients, "a parcel comes from at least one donor"
+    assert clients, "a snapshot shard comes from at least one donor"
     try:
-        told = _together([partial(one.header, step) for one in clients], clients, over)
-        parcel = _agreed(clients, told, step)
-        tensors = place(parcel)
-        _check_place(parcel, tensors)
+        reported = _together([partial(one.header, step) for one in clients], clients, over)
+        snapshot_shard = _agreed(clients, reported, step)
+        tensors = place(snapshot_shard)
+        _check_place(snapshot_shard, tensors)
         buffers = [ReceiveBuffer(tensors, number, len(clients)) for number in range(len(clients))]
         works = [partial(one.take, buffer) for one, buffer in zip(clients, buffers, strict=True)]
         _together(works, clients, over)
-        return Parcel({name: tensors[name] for name in parcel.tensors}, parcel.values)
+        return SnapshotShard({name: tensors[name] for name in snapshot_shard.tensors}, snapshot_shard.values)
     except BaseException:
         for one in clients:
             one.stop()
@@ -68,7 +68,7 @@ def _together(
     try:
         while len(made) < len(works):
             if over():
-                raise FetchOverError("nobody wants the parcel any more")
+                raise FetchOverError("nobody wants the snapshot shard any more")
             try:
                 number, found = done.get(timeout=LOOK_S)
             except queue.Empty:
@@ -86,19 +86,21 @@ def _together(
     return [made[number] for number in range(len(works))]
 
 
-def _agreed(clients: Sequence[StateFetchClient], told: Sequence[PartHeader], step: int) -> Parcel:
-    """The parcel that all donors tell of. Raises FetchError."""
-    for number, (one, heard) in enumerate(zip(clients, told, strict=True)):
-        if (heard.part, heard.parts) != (number, len(clients)):
+def _agreed(clients: Sequence[StateFetchClient], reported: Sequence[PartHeader], step: int) -> SnapshotShard:
+    """The snapshot shard that all donors tell of. Raises FetchError."""
+    for number, (one, received) in enumerate(zip(clients, reported, strict=True)):
+        if (received.part, received.parts) != (number, len(clients)):
             raise FetchError(
-                f"{one.donor}, serves part {heard.part} of {heard.parts} of step {step}, but it is asked for part "
+                f"{one.donor}, serves part {received.part} of {received.parts} of step {step}, but it is asked for "
+                f"part "
                 f"{number} of {len(clients)}"
             )
-    usual, _ = Counter(heard.header for heard in told).most_common(1)[0]
-    for one, heard in zip(clients, told, strict=True):
-        if heard.header != usual:
+    usual, _ = Counter(received.header for received in reported).most_common(1)[0]
+    for one, received in zip(clients, reported, strict=True):
+        if received.header != usual:
             raise FetchError(
-                f"{one.donor}, tells of another parcel of step {step} than others: {_unlike(heard.header, usual)}"
+                f"{one.donor}, tells of another snapshot shard of step {step} than others: "
+                f"{_unlike(received.header, usual)}"
             )
     try:
         return read_header(usual)
@@ -127,14 +129,14 @@ def _named(entries: object) -> list[tuple[str, object]]:
     return [(name, rest) for name, *rest in entries]
 
 
-def _check_place(parcel: Parcel, tensors: Mapping[str, torch.Tensor]) -> None:
-    if tensors.keys() != parcel.tensors.keys():
-        unlike = sorted(tensors.keys() ^ parcel.tensors.keys())
-        raise ValueError(f"the tensors to fill are not those of the parcel: {unlike[:10]} are of one only")
-    for name, told in parcel.tensors.items():
+def _check_place(snapshot_shard: SnapshotShard, tensors: Mapping[str, torch.Tensor]) -> None:
+    if tensors.keys() != snapshot_shard.tensors.keys():
+        unlike = sorted(tensors.keys() ^ snapshot_shard.tensors.keys())
+        raise ValueError(f"the tensors to fill are not those of the snapshot shard: {unlike[:10]} are of one only")
+    for name, reported in snapshot_shard.tensors.items():
         given = tensors[name]
-        if (given.dtype, given.shape) != (told.dtype, told.shape) or not given.is_contiguous():
+        if (given.dtype, given.shape) != (reported.dtype, reported.shape) or not given.is_contiguous():
             raise ValueError(
                 f"tensor {name} to fill is {given.dtype} {tuple(given.shape)}, strides {given.stride()}; give a "
-                f"contiguous one of {told.dtype} {tuple(told.shape)}"
+                f"contiguous one of {reported.dtype} {tuple(reported.shape)}"
             )

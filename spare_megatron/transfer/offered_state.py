@@ -8,15 +8,15 @@ import time
 from dataclasses import dataclass, field
 
 from spare_megatron.collectives.handshake import Member
-from spare_megatron.transfer.parcels import SendBuffer
-from spare_megatron.transfer.transport import KeptParcels, Parcel
+from spare_megatron.transfer.snapshot_shards import SendBuffer
+from spare_megatron.transfer.transport import KeptSnapshotShards, SnapshotShard
 
 
 class Missing(enum.Enum):
     """Why a buffer is not there."""
 
     LATER = enum.auto()
-    """It may come: it has not been put, or this donor has not been told of the offer."""
+    """It may come: it has not been put, or this donor has not been notified of the offer."""
     GONE = enum.auto()
     """It will not come (again)."""
 
@@ -52,14 +52,15 @@ class OfferedState:
             if number not in self._dropped and number not in self._offers and not self._closed:
                 self._offers[number] = _OpenOffer(learner, part, parts)
 
-    def put(self, number: int, step: int, parcel: Parcel) -> None:
-        """Copy this donor's part of ``parcel`` and keep it, unless the offer is not open when the copy is made."""
+    def put(self, number: int, step: int, snapshot_shard: SnapshotShard) -> None:
+        """Copy this donor's part of ``snapshot_shard`` and keep it, unless the offer is not open when the copy is
+        made."""
         with self._changed:
             offer = self._offers.get(number)
         if offer is None:
             return
         assert offer.newest in (None, step - 1), f"step {step} of offer {number} was put after step {offer.newest}"
-        buffer = SendBuffer(parcel, offer.part, offer.parts)
+        buffer = SendBuffer(snapshot_shard, offer.part, offer.parts)
         with self._changed:
             if self._offers.get(number) is offer:
                 offer.newest = step
@@ -67,13 +68,13 @@ class OfferedState:
                     offer.buffers[step] = buffer
                 self._changed.notify_all()
 
-    def kept(self, number: int) -> KeptParcels:
+    def kept(self, number: int) -> KeptSnapshotShards:
         """What an offer keeps; nothing where it is not open."""
         with self._changed:
             offer = self._offers.get(number)
             if offer is None:
-                return KeptParcels({}, 0)
-            return KeptParcels({step: one.size for step, one in offer.buffers.items()}, offer.given_bytes)
+                return KeptSnapshotShards({}, 0)
+            return KeptSnapshotShards({step: one.size for step, one in offer.buffers.items()}, offer.given_bytes)
 
     def gave(self, number: int, size: int) -> None:
         """Count ``size`` bytes that the learner of an offer was sent."""

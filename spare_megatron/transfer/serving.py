@@ -14,11 +14,11 @@ import time
 
 from spare_megatron.collectives.handshake import Call, Member
 from spare_megatron.runtime.socket_reads import read_exactly
-from spare_megatron.transfer import parcel_words as words
+from spare_megatron.transfer import request_frames as words
 from spare_megatron.transfer.offered_state import Missing, OfferedState
-from spare_megatron.transfer.parcel_words import DamageError, PartAnswer, PartRequest
-from spare_megatron.transfer.parcels import CHUNK_BYTES, SendBuffer
 from spare_megatron.transfer.rate_limit import RateLimit
+from spare_megatron.transfer.request_frames import DamageError, PartAnswer, PartRequest
+from spare_megatron.transfer.snapshot_shards import CHUNK_BYTES, SendBuffer
 
 LATER_S = 1.0
 """How long a request for what is not there yet is held back, at most, before it is answered."""
@@ -76,7 +76,7 @@ class Serving:
                     sock, connection.call, words.read_request(read_exactly(sock, words.REQUEST_BYTES, "the learner"))
                 )
         except (OSError, DamageError):
-            pass  # the learner has hung up or is silent, or hears so that something is wrong
+            pass  # the learner has hung up or is silent, or receives so that something is wrong
         finally:
             with self._lock:  # nobody hangs up on a descriptor that may be another's
                 if self._connections.get(connection.call.caller) is connection:
@@ -109,7 +109,7 @@ class Serving:
 
     def _send(self, sock: socket.socket, call: Call, buffer: SendBuffer, answer: PartAnswer, data: memoryview) -> None:
         """Send an answer and its bytes, no faster than allowed. Raises ConnectionError when the buffer is freed or
-        this rank leaves meanwhile; the learner hears why when it asks again."""
+        this rank leaves meanwhile; the learner receives why when it asks again."""
         sock.sendall(words.pack_answer(answer), socket.MSG_MORE)
         for start in range(0, len(data), self._limit.slice_bytes):
             part = data[start : start + self._limit.slice_bytes]

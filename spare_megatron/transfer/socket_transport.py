@@ -1,4 +1,4 @@
-"""Parcels over TCP: the transport of one rank, which is a donor of some offers, or the learner of one."""
+"""Snapshot shards over TCP: the transport of one rank, which is a donor of some offers, or the learner of one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.transfer.authenticated_listener import AuthenticatedListener
 from spare_megatron.transfer.fetch_client import StateFetchClient
-from spare_megatron.transfer.fetching import LOOK_S, fetch_parcel
+from spare_megatron.transfer.fetching import LOOK_S, fetch_snapshot_shard
 from spare_megatron.transfer.offered_state import OfferedState
 from spare_megatron.transfer.serving import Serving
-from spare_megatron.transfer.transport import FetchOverError, KeptParcels, Parcel, Source, StateTransport
+from spare_megatron.transfer.transport import FetchOverError, KeptSnapshotShards, SnapshotShard, Source, StateTransport
 
 
 class SocketTransport(StateTransport):
@@ -35,7 +35,7 @@ class SocketTransport(StateTransport):
         """Held by the one fetch that goes on; guards what is below."""
         self._offer: tuple[int, tuple[Source, ...]] | None = None
         self._clients: list[StateFetchClient] = []
-        """Their connections stay open from parcel to parcel of one offer."""
+        """Their connections stay open from snapshot shard to snapshot shard of one offer."""
 
     @property
     def address(self) -> str:
@@ -44,10 +44,10 @@ class SocketTransport(StateTransport):
     def open(self, number: int, learner: Member, part: int, parts: int) -> None:
         self._offered.open(number, learner, part, parts)
 
-    def put(self, number: int, step: int, parcel: Parcel) -> None:
-        self._offered.put(number, step, parcel)
+    def put(self, number: int, step: int, snapshot_shard: SnapshotShard) -> None:
+        self._offered.put(number, step, snapshot_shard)
 
-    def kept(self, number: int) -> KeptParcels:
+    def kept(self, number: int) -> KeptSnapshotShards:
         return self._offered.kept(number)
 
     def drop(self, number: int) -> None:
@@ -58,22 +58,22 @@ class SocketTransport(StateTransport):
         number: int,
         step: int,
         sources: Sequence[Source],
-        place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+        place: Callable[[SnapshotShard], Mapping[str, torch.Tensor]],
         over: Callable[[], bool],
-    ) -> Parcel:
+    ) -> SnapshotShard:
         def ends() -> bool:
             return self._closing.is_set() or over()
 
         while not self._fetching.acquire(timeout=LOOK_S):
             if ends():
-                raise FetchOverError("nobody wants the parcel any more")
+                raise FetchOverError("nobody wants the snapshot shard any more")
         try:
             if self._offer != (number, tuple(sources)):
                 self._part()
                 self._offer = number, tuple(sources)
                 self._clients = [StateFetchClient(self._me, number, one, self._timeout_s) for one in sources]
             try:
-                return fetch_parcel(self._clients, step, place, ends)
+                return fetch_snapshot_shard(self._clients, step, place, ends)
             except BaseException:
                 self._part()
                 raise

@@ -1,8 +1,8 @@
 """The interface between a rank that gives or takes state and what moves the bytes.
 
-What travels is a *parcel*: the state after a step, or the reduced result of a later step, of one rank position. In an
-offer by d donors, donor i gives part i of d of the bytes of each parcel, and the parcels are numbered by their steps:
-the first is the state, each later one is the result of its step (docs/protocol.md, rule 17).
+What travels is a *snapshot shard*: the state after a step, or the reduced result of a later step, of one rank position.
+In an offer by d donors, donor i gives part i of d of the bytes of each snapshot shard, and the snapshot shards are
+numbered by their steps: the first is the state, each later one is the result of its step (docs/protocol.md, rule 17).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from spare_megatron.collectives.handshake import Member
 
 
 @dataclass(frozen=True)
-class Parcel:
+class SnapshotShard:
     """What one rank position needs of one step."""
 
     tensors: Mapping[str, torch.Tensor]
@@ -27,8 +27,9 @@ class Parcel:
 
 
 @dataclass(frozen=True)
-class KeptParcels:
-    """What a donor's rank keeps of an offer, because the learner's rank has not asked for a later parcel yet."""
+class KeptSnapshotShards:
+    """What a donor's rank keeps of an offer, because the learner's rank has not asked for a later snapshot shard
+    yet."""
 
     sizes: Mapping[int, int]
     """Step -> bytes of its part."""
@@ -37,8 +38,8 @@ class KeptParcels:
 
 
 class FetchError(Exception):
-    """A parcel cannot be had from a donor: it was damaged twice, or nothing comes any more. The sentence names the
-    donor."""
+    """A snapshot shard cannot be had from a donor: it was damaged twice, or nothing comes any more. The sentence names
+    the donor."""
 
 
 class GoneError(FetchError):
@@ -55,48 +56,49 @@ class Source:
 
     member: Member
     address: str
-    """Where the donor's rank of this position serves its parcels."""
+    """Where the donor's rank of this position serves its snapshot shards."""
 
 
 class StateTransport(Protocol):
-    """Moves the parcels of one rank; as a donor of any number of offers, and as a learner of one. Thread-safe."""
+    """Moves the snapshot shards of one rank; as a donor of any number of offers, and as a learner of one.
+    Thread-safe."""
 
     @property
     def address(self) -> str:
-        """Where learners reach this rank; it is told with the rank's Hello."""
+        """Where learners reach this rank; it is notified with the rank's Hello."""
 
     def open(self, number: int, learner: Member, part: int, parts: int) -> None:
-        """Serve part ``part`` of ``parts`` of the parcels of offer ``number`` to ``learner``. Nothing is there yet. An
-        offer that was dropped stays so."""
+        """Serve part ``part`` of ``parts`` of the snapshot shards of offer ``number`` to ``learner``. Nothing is there
+        yet. An offer that was dropped stays so."""
 
-    def put(self, number: int, step: int, parcel: Parcel) -> None:
-        """Copy this rank's part of ``parcel`` and serve it. The steps of an offer follow each other without a gap.
-        Returns when the copy is made. Does nothing where the offer is not open (any more)."""
+    def put(self, number: int, step: int, snapshot_shard: SnapshotShard) -> None:
+        """Copy this rank's part of ``snapshot_shard`` and serve it. The steps of an offer follow each other without a
+        gap. Returns when the copy is made. Does nothing where the offer is not open (any more)."""
 
-    def kept(self, number: int) -> KeptParcels:
+    def kept(self, number: int) -> KeptSnapshotShards:
         """What is kept of an offer; nothing where it is not open."""
 
     def drop(self, number: int) -> None:
-        """Free all of an offer; whoever asks for it hears that it is gone."""
+        """Free all of an offer; whoever asks for it receives that it is gone."""
 
     def fetch(
         self,
         number: int,
         step: int,
         sources: Sequence[Source],
-        place: Callable[[Parcel], Mapping[str, torch.Tensor]],
+        place: Callable[[SnapshotShard], Mapping[str, torch.Tensor]],
         over: Callable[[], bool],
-    ) -> Parcel:
-        """Wait for the parcel of ``step`` of offer ``number`` and take its parts from all ``sources`` at once: part i
-        from source i. The sources free what they keep of earlier steps. One fetch goes on at a time.
+    ) -> SnapshotShard:
+        """Wait for the snapshot shard of ``step`` of offer ``number`` and take its parts from all ``sources`` at once:
+        part i from source i. The sources free what they keep of earlier steps. One fetch goes on at a time.
 
         Args:
             place: is called once, with tensors on the meta device and the values as all donors tell them; returns the
                 contiguous tensors to fill, of the same names, shapes and dtypes. What it raises ends the fetch.
-            over: asked several times a second; true when nobody wants the parcel any more.
+            over: asked several times a second; true when nobody wants the snapshot shard any more.
 
         Returns:
-            The parcel, with the filled tensors.
+            The snapshot shard, with the filled tensors.
 
         Raises:
             FetchError: it cannot be had; the tensors may be filled in part. GoneError where a donor has dropped it.

@@ -1,9 +1,9 @@
 """What a rank does as a learner: it takes the state of living groups, then their results, until its group is a member.
 
-The ranks of a group go through offers, parcels and admission in lockstep: no rank goes on from a state, or applies a
-result, before every rank has its part of it, so wherever an offer ends, all ranks rest at one state or have none
-(docs/protocol.md, rules 16 to 19). Ranks hear of the end of an offer at different times, so after every parcel they
-gather what each has seen.
+The ranks of a group go through offers, snapshot shards and admission in lockstep: no rank goes on from a state, or
+applies a result, before every rank has its part of it, so wherever an offer ends, all ranks rest at one state or have
+none (docs/protocol.md, rules 16 to 19). Ranks learn of the end of an offer at different times, so after every snapshot
+shard they gather what each has seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from spare_megatron.collectives.handshake import Member
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.view import Offer
-from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel, Source, StateTransport
+from spare_megatron.transfer.transport import (
+    FetchError,
+    FetchOverError,
+    GoneError,
+    SnapshotShard,
+    Source,
+    StateTransport,
+)
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.group_rounds import Gather
 from spare_megatron.worker.rank_parts import RankParts
@@ -34,7 +41,7 @@ class _Seen(IntEnum):
 
     ENDED = 0
     HAS = 1
-    """It has its parts of a parcel."""
+    """It has its parts of a snapshot shard."""
     JOINED = 2
     OVER = 3
 
@@ -50,7 +57,7 @@ class CatchUp:
     device: torch.device
     """Of the results that are applied."""
     gone_s: float
-    """How long this rank may hear later than a donor that its offer has ended."""
+    """How long this rank may receive later than a donor that its offer has ended."""
     inject: Callable[[str, int, int], None]
     """``inject(point, step, n)`` is called with the number of each thing that has come."""
     cold: bool = True
@@ -72,7 +79,7 @@ class CatchUp:
         sent back.
 
         An offer whose next result cannot be had leaves the state that the group holds as it is. Where that is t*, the
-        coordinator may have made the group a member because of it, before it heard that the offer was given up.
+        coordinator may have made the group a member because of it, before it received that the offer was given up.
 
         Raises:
             LeaveError: the job is over for this group.
@@ -143,15 +150,17 @@ class CatchUp:
 
     def _fetch(
         self, offer: Offer, step: int, sources: list[Source], buffers: Mapping[str, torch.Tensor]
-    ) -> Parcel | None:
-        """The parcel of ``step``, in ``buffers`` where there are any; None where the offer has ended, or cannot be had,
-        or this group is a member that needs no more."""
+    ) -> SnapshotShard | None:
+        """The snapshot shard of ``step``, in ``buffers`` where there are any; None where the offer has ended, or cannot
+        be had, or this group is a member that needs no more."""
 
-        def place(parcel: Parcel) -> Mapping[str, torch.Tensor]:
+        def place(snapshot_shard: SnapshotShard) -> Mapping[str, torch.Tensor]:
             if buffers:
                 return buffers
             device = self.device
-            return {n: torch.empty(one.shape, dtype=one.dtype, device=device) for n, one in parcel.tensors.items()}
+            return {
+                n: torch.empty(one.shape, dtype=one.dtype, device=device) for n, one in snapshot_shard.tensors.items()
+            }
 
         def over() -> bool:
             # Of the ranks of a group one that still fetches is behind; it stands still only where nobody asks this.
@@ -163,7 +172,7 @@ class CatchUp:
         except FetchOverError:
             return None
         except GoneError as error:
-            # A donor may hear sooner than this rank that the offer has ended, or has made its group a member.
+            # A donor may receive sooner than this rank that the offer has ended, or has made its group a member.
             if not self._wait_until(over):
                 self.session.void(offer.number, str(error))
         except FetchError as error:
@@ -222,7 +231,7 @@ class CatchUp:
             # the others come to this offer from an older one
 
     def _leave(self) -> NoReturn:
-        """Leave together with the other ranks, who hear of the end too."""
+        """Leave together with the other ranks, who learn of the end too."""
         orders = self.session.orders
         while not orders.over:
             orders = self.session.wait(orders.version)

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.view import Offer, View
-from spare_megatron.transfer.transport import Parcel, StateTransport
+from spare_megatron.transfer.transport import SnapshotShard, StateTransport
 from spare_megatron.worker.donor_budget import OfferBudget
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.rank_parts import RankParts
@@ -56,15 +56,15 @@ class Donor:
                 continue  # made with the commit of the step that is to be applied
             self._open[number] = offer
             if offer.step < step:
-                self._withdraw(number, f"it was told of it after step {step} was applied")
+                self._withdraw(number, f"it was notified of it after step {step} was applied")
                 continue
             self._transport.open(number, Member(*offer.learner), offer.donors.index(view.receiver), len(offer.donors))
             try:
-                state = Parcel(self._engine.state_tensors(), self._engine.state_values())
+                state = SnapshotShard(self._engine.state_tensors(), self._engine.state_values())
             except Exception as error:
                 self._fail(number, step, error)
             else:
-                part = parcel_bytes(state) // len(offer.donors)
+                part = snapshot_shard_bytes(state) // len(offer.donors)
                 self._budgets[number] = OfferBudget(step, len(offer.donors), part, time.monotonic())
                 self._copies[number] = self._copier.submit(self._transport.put, number, step, state)
 
@@ -82,7 +82,7 @@ class Donor:
         if not self._open:
             return
         tensors = {f"sum {n}": one for n, one in enumerate(committed.tensors)}
-        result = Parcel(tensors, {"scalars": dict(committed.scalars)})
+        result = SnapshotShard(tensors, {"scalars": dict(committed.scalars)})
         for number in sorted(self._open):
             self._keep(number, committed.step, result)
         self._parts.note("transfer", began_s, time.monotonic())
@@ -97,12 +97,12 @@ class Donor:
             self._session.progress("apply", step, 0)
         copy.result()
 
-    def _keep(self, number: int, step: int, result: Parcel) -> None:
+    def _keep(self, number: int, step: int, result: SnapshotShard) -> None:
         budget = self._budgets.get(number)
         if budget is None:
             return
         kept, most = self._transport.kept(number), self._session.spec.results_kept
-        part = parcel_bytes(result) // budget.parts
+        part = snapshot_shard_bytes(result) // budget.parts
         why = budget.too_much(kept.sizes, kept.given_bytes, part, step, time.monotonic(), most)
         if why:
             self._withdraw(number, why)
@@ -122,6 +122,6 @@ class Donor:
         self._session.withdraw(number, why)
 
 
-def parcel_bytes(parcel: Parcel) -> int:
-    """The size of all tensors of a parcel."""
-    return sum(tensor.nbytes for tensor in parcel.tensors.values())
+def snapshot_shard_bytes(snapshot_shard: SnapshotShard) -> int:
+    """The size of all tensors of a snapshot shard."""
+    return sum(tensor.nbytes for tensor in snapshot_shard.tensors.values())

@@ -40,18 +40,18 @@ class OfferBudget:
         result_bytes: int,
         step: int,
         now_s: float,
-        most_parcels: int,
+        most_snapshot_shards: int,
     ) -> str:
         """Why the result of ``step`` is not to be kept too; empty where it may.
 
         Args:
-            kept: the bytes of each parcel that the learner has not taken, by step.
+            kept: the bytes of each snapshot shard that the learner has not taken, by step.
             given_bytes: what this rank has given of the offer so far.
             result_bytes: of this donor's part of the result.
-            most_parcels: how many parcels may be kept, however small they are.
+            most_snapshot_shards: how many snapshot shards may be kept, however small they are.
         """
         results = [size for at, size in kept.items() if at > self.step]
-        if len(kept) < most_parcels and sum(results) + result_bytes <= self.most_bytes(result_bytes):
+        if len(kept) < most_snapshot_shards and sum(results) + result_bytes <= self.most_bytes(result_bytes):
             return ""
         passed_s = max(now_s - self.began_s, 1e-3)
         step_s = passed_s / max(1, step - self.step)

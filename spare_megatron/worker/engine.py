@@ -78,8 +78,8 @@ class StepEngine(Protocol):
         engine looks for nothing that :meth:`result_fault` would find. No collective."""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Why ``reduced``, the results and the witness of a reduction, is not the sum of what all groups put in (silent
-        corruption); empty when it is, or when this engine cannot tell. No collective."""
+        """Why ``reduced``, the results and the check vector of a reduction, is not the sum of what all groups put in
+        (silent corruption); empty when it is, or when this engine cannot tell. No collective."""
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
         """A digest of a reduced result in which :meth:`result_fault` found no fault. It is equal on this position of
@@ -94,7 +94,7 @@ class StepEngine(Protocol):
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the committed update; ``reduced`` has the sum over *all* pieces of the step, shaped as
-        :meth:`local_sum`, and the witness where sums are converted.
+        :meth:`local_sum`, and the check vector where sums are converted.
 
         Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
         that knows them.

@@ -33,7 +33,7 @@ class Injector:
     def __init__(
         self, injections: Sequence[Injection], group: int, position: int, run_dir: RunDirectory, restarts: int = 0
     ) -> None:
-        """``restarts``: how often the group was started again before this rank, in this life of the job."""
+        """``restarts``: how often the group was started again before this rank, in this job attempt."""
         self._run_dir, self.injections = run_dir, tuple(injections)
         self._aim(group, position, restarts)
         self._placed = True

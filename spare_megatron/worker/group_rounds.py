@@ -1,7 +1,7 @@
 """How the ranks of a group agree on what they see before they do together what depends on it.
 
 A member needs none of this: what its ranks do together follows from its ticket stream and commits, which never change
-for it. A learner's offers and a joiner's membership can end at any moment, and ranks hear of it at different times.
+for it. A learner's offers and a joiner's membership can end at any moment, and ranks learn of it at different times.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from spare_megatron.collectives.handshake import STORE, Call, Identity, Stranger
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.runtime.socket_reads import read_exactly
-from spare_megatron.worker.store_words import (
+from spare_megatron.worker.store_messages import (
     DONE,
     HEADER_BYTES,
     TIMED_OUT,
@@ -63,7 +63,7 @@ class StoreClient:
             self._sock.settimeout(min(timeout_s, SLACK_S))
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.connect((host, port))
-            call = Call(STORE, me.life, 0, number, me.position, me.member, me.member, challenge())
+            call = Call(STORE, me.job_attempt, 0, number, me.position, me.member, me.member, challenge())
             call_in(call, me.key, self._sock.sendall, self._read)
         except (OSError, StrangerError) as error:
             self._sock.close()

@@ -23,13 +23,13 @@ def hooks_of(job: JobArguments, replica: Replica) -> tuple[StepHooks, Callable[[
     before: list[Callable[[int], None]] = []
     reduced: list[Callable[[int], None]] = []
     after: list[Callable[[int], None]] = []
-    told: list[Callable[[int], Mapping[str, Any]]] = []
+    sources: list[Callable[[int], Mapping[str, Any]]] = []
     logs, training = job.logging, job.training
     replica.config.timers, replica.config.barrier_with_L1_time = user_state.get_timers(), False
     if logs.log_params_norm:
-        told.append(lambda _step: {"params_norm": diagnostics.params_norm(replica)})
+        sources.append(lambda _step: {"params_norm": diagnostics.params_norm(replica)})
     if logs.log_memory_to_tensorboard:
-        told.append(lambda _step: {"memory": diagnostics.memory(logs.log_device_memory_used)})
+        sources.append(lambda _step: {"memory": diagnostics.memory(logs.log_device_memory_used)})
     after.append(_log_memory(job))
     after.append(_log_timers(job))
     if training.manual_gc:
@@ -45,7 +45,7 @@ def hooks_of(job: JobArguments, replica: Replica) -> tuple[StepHooks, Callable[[
         after.append(profiler.after)
     if logs.record_memory_history and job.place.position == job.shape.group_size - 1:
         after.append(record_memory(Path(logs.memory_snapshot_path), logs.log_interval))
-    return StepHooks(before, reduced, after, told), profiler.close if profiler else lambda: None
+    return StepHooks(before, reduced, after, sources), profiler.close if profiler else lambda: None
 
 
 def _rank(job: JobArguments) -> int:

@@ -80,7 +80,7 @@ class JobArguments:
     words: tuple[str, ...]
     """The command line as it was given."""
     redundancy: int
-    """r, as given, or what ``auto`` is in this life of the job."""
+    """r, as given, or what ``auto`` is in this job attempt."""
     notes: tuple[str, ...] = ()
     """Sentences to be logged once, about flags that change nothing here and about what was taken from a checkpoint."""
 
@@ -187,8 +187,8 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
     resolve_optimizer(namespace, shape)
-    resolve.say_inner(namespace, shape)
-    resolve.say_auto(namespace)
+    resolve.explain_inner(namespace, shape)
+    resolve.explain_auto(namespace)
     resolve.resolve_training(namespace, shape)
     data_flags.resolve_data(namespace)
     data_flags.resolve_names(namespace)

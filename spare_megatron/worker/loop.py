@@ -1,4 +1,4 @@
-"""The training loop of one rank: wait for the first view, train step by step, save at boundaries, leave when told.
+"""The training loop of one rank: wait for the first view, train step by step, save at boundaries, leave when reported.
 
 Everything that a group does together at a step boundary follows from the commit, which all its ranks share (the step,
 the members of the epoch in which it was committed, what is to be saved), never from what one rank happens to know.
@@ -92,7 +92,7 @@ class TrainingLoop:
 
     @staticmethod
     def _ends(orders: Orders, step: int) -> bool:
-        """Whether the run has ended before ``step``, as in a life that starts at the last step."""
+        """Whether the run has ended before ``step``, as in a job attempt that starts at the last step."""
         return orders.view.leave and orders.view.committed[0] < step
 
     def _apply(self, committed: Committed) -> None:

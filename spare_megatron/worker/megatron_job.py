@@ -1,6 +1,6 @@
 """Builds and runs one rank of a Megatron job: tokenizer, world, model, checkpoint, data, engine, training loop.
 
-What can be refused without other ranks (files, vocabulary) is checked first, so that the user is told at once.
+What can be refused without other ranks (files, vocabulary) is checked first, so that the user is notified at once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from spare_megatron.megatron_adapter import core_differences, versions
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import TorchDistShare
 from spare_megatron.megatron_adapter.determinism import arithmetic, make_deterministic
+from spare_megatron.megatron_adapter.json_collectives import agree, gather_json
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import build_replica
 from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, init_group_world
-from spare_megatron.megatron_adapter.shared_words import agree, gather_words
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.protocol.messages import JobSpec
@@ -130,7 +130,7 @@ def run_megatron_job(
             gloo_host=LOOPBACK if on_one_host(store, place) else "",
         )
     if exact:
-        check_alike(gather_words(arithmetic(), compute_device()))
+        check_alike(gather_json(arithmetic(), compute_device()))
     times.done("world")
     replica = build_replica(settings, world, model_provider)
     times.done("model")
@@ -250,7 +250,7 @@ def _evaluating(
     """``engine`` with the evaluations for which there are flags and data. Collective in the group."""
     iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
     mine = (datasets.valid is not None, datasets.test is not None)
-    there = gather_words(mine, compute_device())
+    there = gather_json(mine, compute_device())
     batch, final = job.shape.global_batch_size, job.train_iters
     passes: list[Evaluation] = []
     during: list[Evaluation] = []

@@ -1,6 +1,6 @@
 """Chooses the microbatches of a piece where --spare-piece-microbatches is 'auto'.
 
-The choice follows from the flags and the kind of GPU alone, never from what was measured: a later life of the job must
+The choice follows from the flags and the kind of GPU alone, never from what was measured: a later job attempt must
 sum the same microbatches in fp32 as the first one did.
 """
 

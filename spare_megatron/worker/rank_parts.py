@@ -20,9 +20,9 @@ from spare_megatron.runtime.disk import words
 
 log = logging.getLogger(__name__)
 SHORTEST_S = 2e-5
-"""What is shorter is not told."""
+"""What is shorter is not reported."""
 ONE_S = 1e-3
-"""Two parts of the same name with a shorter pause between them are told as one."""
+"""Two parts of the same name with a shorter pause between them are reported as one."""
 PARTS_MAX = 64
 """Parts of a line; a step has few, and what comes before the first one is not without end."""
 WAITING_MAX = 1000

@@ -15,7 +15,7 @@ from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.interface import own_host
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance, write_json
 from spare_megatron.worker.group_store import GroupStore, StoreClient, keep
 from spare_megatron.worker.store_server import StoreServer
@@ -33,7 +33,7 @@ def group_store(place: Place, timeout_s: float, interface: str = "") -> GroupSto
     """
     run_dir = RunDirectory(str(place.run_dir))
     directory = run_dir.path / "leaders"
-    patiently(lambda: directory.mkdir(parents=True, exist_ok=True))
+    with_retries(lambda: directory.mkdir(parents=True, exist_ok=True))
     number = place.home.rpartition(" ")[2]
     path = directory / (f"standby-{number}-store.json" if place.place_file else f"group-{number}-store.json")
     store_number = 1 + int(number) if place.place_file else 0
@@ -48,7 +48,7 @@ def group_store(place: Place, timeout_s: float, interface: str = "") -> GroupSto
             ) from None
         _servers.append(server)
         address = server.address
-        patiently(lambda: write_json(path, {"incarnation": place.incarnation, "address": address}), timeout_s)
+        with_retries(lambda: write_json(path, {"incarnation": place.incarnation, "address": address}), timeout_s)
     else:
         address = _wait_for_leader(path, place, timeout_s)
         me = _store_of(place, run_dir.token())
@@ -75,15 +75,15 @@ def _network() -> str:
 
 
 def _store_of(place: Place, token: str) -> Identity:
-    return Identity(Member(place.group, place.incarnation), 0, place.life, token)
+    return Identity(Member(place.group, place.incarnation), 0, place.job_attempt, token)
 
 
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> str:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        told = glance(path)
-        if told is not None and told["incarnation"] == place.incarnation:
-            return str(told["address"])
+        reported = glance(path)
+        if reported is not None and reported["incarnation"] == place.incarnation:
+            return str(reported["address"])
         time.sleep(POLL_S)
     raise ConfigError(
         f"position 0 of {place.home} did not appear in {path.parent} within {timeout_s:g} s; "

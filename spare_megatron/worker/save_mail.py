@@ -47,13 +47,13 @@ class SaveMail:
     def collect(self, number: int) -> list[Written]:
         """For position 0: wait for the message of every rank; returns them in order of position. Removes what is left
         of the save before."""
-        told = []
+        reported = []
         for position in range(self._size):
             key = f"save/written/{number}/{position}"
-            told.append(_read(self._store.get(key)))
+            reported.append(_read(self._store.get(key)))
             self._store.delete(key)
         self._store.delete(f"save/ended/{number - 1}")
-        return told
+        return reported
 
     def end(self, number: int, failure: str) -> None:
         """For position 0: tell the ranks that the checkpoint is published, or by ``failure`` why it is not."""
@@ -61,8 +61,8 @@ class SaveMail:
 
     def ended(self, number: int) -> str:
         """Wait for position 0's message: why save ``number`` failed; empty if it did not."""
-        told = self._store.get(f"save/ended/{number}").decode()
-        return "" if told == "-" else told
+        reported = self._store.get(f"save/ended/{number}").decode()
+        return "" if reported == "-" else reported
 
 
 def _read(words: bytes) -> Written:

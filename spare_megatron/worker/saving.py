@@ -13,7 +13,7 @@ A disk that takes nothing for :attr:`GroupSaver.hung_s` is no sign of life any m
 for the last save, then stands still for the failure detector, and the next group saves.
 
 Once the coordinator has been asked, only it knows whether the checkpoint counts: its word may come too late for a group
-that is fenced, or that hears first that the job is over. So such a checkpoint is not removed by its writer.
+that is fenced, or that receives first that the job is over. So such a checkpoint is not removed by its writer.
 
 May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: a directory with
 Megatron's name for a checkpoint is complete and was accepted by the coordinator.
@@ -42,7 +42,7 @@ from spare_megatron.checkpoint.folder import (
     write_manifest,
 )
 from spare_megatron.config.place import Place
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.worker.save_mail import SaveMail, Written
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ PATIENCE_S = 10.0
 PUBLISH_PATIENCE_S = 60.0
 """How long to try, while the disk fails, to give a checkpoint that counts its final name."""
 TICK_S = 0.5
-UNHEARD = "this group leaves before it has heard whether it counts"
+UNANSWERED = "this group leaves before it has received whether it counts"
 _REASON_CHARS = 250
 
 
@@ -71,8 +71,8 @@ class Ask:
     """What a save needs from the training loop."""
 
     accept: Callable[[int, str], bool]
-    """``accept(step, directory)`` waits until the coordinator says that the checkpoint counts; False where this group
-    has to leave before it has heard that. From any thread."""
+    """``accept(step, directory)`` waits until the coordinator reports that the checkpoint counts; False where this
+    group has to leave before it has received that. From any thread."""
     tick: Callable[[], None]
     """Counts a sign of life; called while the training thread waits."""
     step_s: float = 0.0
@@ -148,7 +148,7 @@ class GroupSaver:
     _number: int = field(default=0, init=False)
     _failures: int = field(default=0, init=False)
     _found: dict[int, object] = field(default_factory=dict, init=False)
-    """The checkpoints that earlier jobs, or earlier lives of this job, had published when this rank started."""
+    """The checkpoints that earlier jobs, or earlier job attempts, had published when this rank started."""
 
     def __post_init__(self) -> None:
         if self.place.is_leader:
@@ -222,7 +222,7 @@ class GroupSaver:
         return True
 
     def _newest(self) -> int:
-        """The newest step that this life of the job has published, -1 before the first."""
+        """The newest step that this job attempt has published, -1 before the first."""
         there = identities(self.directory)
         return max((step for step, identity in there.items() if self._found.get(step) != identity), default=-1)
 
@@ -257,13 +257,13 @@ class GroupSaver:
             flight.waits_for_others()
         return Written(files=files.entries, report=report)
 
-    def _conclude(self, flight: _Flight, told: list[Written]) -> str:
+    def _conclude(self, flight: _Flight, reported: list[Written]) -> str:
         """Why the checkpoint is not published; empty when it is."""
         try:
-            failure = next((one.failure for one in told if one.failure), "") or self._publish(flight, told)
+            failure = next((one.failure for one in reported if one.failure), "") or self._publish(flight, reported)
         except Exception as error:
             failure = _reason(error)
-        if failure == UNHEARD:
+        if failure == UNANSWERED:
             log.warning("the checkpoint of step %d stays in %s: %s", flight.trained, flight.partial, failure)
             return failure
         if failure:
@@ -271,14 +271,14 @@ class GroupSaver:
                 shutil.rmtree(flight.partial, ignore_errors=True)
             self._failed(flight.trained, failure)
             return failure
-        self._succeeded(flight, sum(entry["bytes"] for one in told for entry in one.files.values()))
+        self._succeeded(flight, sum(entry["bytes"] for one in reported for entry in one.files.values()))
         return ""
 
-    def _publish(self, flight: _Flight, told: list[Written]) -> str:
+    def _publish(self, flight: _Flight, reported: list[Written]) -> str:
         files = Files(flight.partial, flight.moves)
         flight.moves()
-        flight.share.finish(files.create, [one.report for one in told])
-        for one in told:
+        flight.share.finish(files.create, [one.report for one in reported])
+        for one in reported:
             files.entries.update(one.files)
         self.complete(flight.partial)
         for path in sorted(flight.partial.iterdir()):
@@ -289,9 +289,9 @@ class GroupSaver:
         flight.asked.set()
         flight.waits_for_others()
         if not flight.ask.accept(flight.step, str(flight.partial)):
-            return UNHEARD
+            return UNANSWERED
         flight.moves()
-        patiently(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
+        with_retries(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
         return ""
 
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:

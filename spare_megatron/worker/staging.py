@@ -36,7 +36,7 @@ def bring(command: str, shard: int, locks: Path, limit_s: float) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         guard = ChildGuard()
         try:
-            end = run_command(("/bin/sh", "-c", text), limit_s, guard, lambda: False, hear_all=True)
+            end = run_command(("/bin/sh", "-c", text), limit_s, guard, lambda: False, receive_all=True)
         finally:
             guard.close()
     if end.status != 0:

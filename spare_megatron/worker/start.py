@@ -17,8 +17,8 @@ from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+from spare_megatron.megatron_adapter.json_collectives import broadcast_json
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.shared_words import broadcast_words
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.protocol.codec import decode
 from spare_megatron.runtime.run_directory import RunDirectory, glance
@@ -63,7 +63,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
             chosen["directory"] = None if found is None else str(found)
         except ConfigError as error:
             chosen["refusal"] = str(error)
-    chosen = broadcast_words(chosen, device=compute_device())
+    chosen = broadcast_json(chosen, device=compute_device())
     if "refusal" in chosen:
         raise ConfigError(chosen["refusal"])
     if chosen["running"] is not None:
@@ -71,7 +71,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if chosen["directory"] is None:
         return Start()
     directory = Path(chosen["directory"])
-    restart = job.place.life > 1
+    restart = job.place.job_attempt > 1
     fresh = job.checkpoint.finetune and not restart
     loaded = group_checkpoint.load(
         directory,
@@ -109,13 +109,13 @@ def _carry_files(job: JobArguments, loaded: Path) -> None:
 
 
 def _of_running_job(job: JobArguments) -> dict[str, int] | None:
-    """Where the present life of the job began, as fields of :class:`Start`, where this group was started again in it;
+    """Where the present job attempt began, as fields of :class:`Start`, where this group was started again in it;
     None where it was not, or where that cannot be known. The files alone may be those of a coordinator that is dead."""
     if not job.place.restarts:
         return None
     run_dir = RunDirectory(str(job.place.run_dir))
     known, status, kept = run_dir.coordinator(), glance(run_dir.status), glance(run_dir.job)
-    if not known or not status or not kept or (status["phase"], status.get("life")) != ("running", known.life):
+    if not known or not status or not kept or (status["phase"], status.get("life")) != ("running", known.job_attempt):
         return None
     opened: JobDescription = decode(kept)
     log.info("the job trains already: the state comes from groups that live, not from a checkpoint")
@@ -141,10 +141,10 @@ def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:
 
 
 def _checkpoint(job: JobArguments) -> Path | None:
-    """The checkpoint to load, None to begin at step 0. A later life begins with the newest one that the job itself
-    saved, if any."""
+    """The checkpoint to load, None to begin at step 0. A later job attempt begins with the newest one that the job
+    itself saved, if any."""
     config = job.checkpoint
-    if job.place.life > 1 and config.save:
+    if job.place.job_attempt > 1 and config.save:
         own, _ = _newest(Path(config.save))
         if own is not None:
             return own

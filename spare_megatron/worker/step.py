@@ -97,7 +97,7 @@ class Committed:
     step: int
     epoch: int
     tensors: Sequence[torch.Tensor]
-    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``, and the witness where they are
+    """Sums over all pieces of the batch, shaped as the engine's ``local_sum``, and the check vector where they are
     converted."""
     scalars: Mapping[str, float]
     times: StepTimes

@@ -2,7 +2,7 @@
 
 It takes the place of torch's TCPStore, which has no authentication: whoever connects to one may change what the ranks
 read. Here every connection begins with :mod:`spare_megatron.collectives.handshake`. A request and its answer have a
-fixed format (:mod:`spare_megatron.worker.store_words`); nothing in them is ever executed.
+fixed format (:mod:`spare_megatron.worker.store_messages`); nothing in them is ever executed.
 
 May assume: whoever has proved the token is a rank of this job. Promises: a client that dies, stops, or does not read
 its answers hurts no other; a request that waits for a key is answered as soon as the key is there, or with TIMED_OUT
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from spare_megatron.collectives.handshake import STORE, Call, Identity, is_for
 from spare_megatron.transfer.authenticated_listener import AuthenticatedListener
-from spare_megatron.worker.store_words import (
+from spare_megatron.worker.store_messages import (
     DONE,
     HEADER_BYTES,
     REFUSED,
@@ -42,7 +42,7 @@ class _Client:
     """One connection."""
 
     sock: socket.socket
-    heard: bytearray
+    received: bytearray
     """What came of the next request."""
     unsent: bytearray
     """What is left of answers that the client has not read."""
@@ -140,7 +140,7 @@ class StoreServer:
                 if not more:
                     self._end(client)
                     return
-                client.heard += more
+                client.received += more
                 if len(more) < _READ_BYTES:
                     break
         except BlockingIOError:
@@ -152,15 +152,15 @@ class StoreServer:
 
     def _take(self, client: _Client) -> None:
         """Carry out whole requests; one after the other, so none behind one that waits."""
-        while client in self._clients and client.waits is None and len(client.heard) >= HEADER_BYTES:
-            size = body_bytes(client.heard)
+        while client in self._clients and client.waits is None and len(client.received) >= HEADER_BYTES:
+            size = body_bytes(client.received)
             if size is None:
                 self._end(client)
                 return
-            if len(client.heard) < HEADER_BYTES + size:
+            if len(client.received) < HEADER_BYTES + size:
                 return
-            request = read_request(bytes(client.heard[: HEADER_BYTES + size]))
-            del client.heard[: HEADER_BYTES + size]
+            request = read_request(bytes(client.received[: HEADER_BYTES + size]))
+            del client.received[: HEADER_BYTES + size]
             if request is None:
                 self._end(client)
             else:

@@ -1,7 +1,7 @@
 """A rank's place in the ticket stream of its group, and one run of the pipeline along it.
 
-The words of a step are read in order, each once. What a rank does together with the others of its group follows from
-the words alone; when it does it depends on how fast they come.
+The entries of a step are read in order, each once. What a rank does together with the others of its group follows from
+the entries alone; when it does it depends on how fast they come.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
-from spare_megatron.protocol.tickets import AHEAD, Begin, Close, Pause, Ticket, Word
+from spare_megatron.protocol.tickets import AHEAD, Begin, Close, Pause, Ticket, TicketEntry
 
 
 class LeaveError(Exception):
     """The job is over for this rank: fenced or stopped; ``orders`` says which and why."""
 
     def __init__(self, orders: Orders) -> None:
-        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "told to leave"))
+        super().__init__(orders.fenced or (orders.stop[1] if orders.stop else "asked to leave"))
         self.orders = orders
 
 
@@ -31,21 +31,21 @@ class TicketReader:
         self._next = 0
 
     def begin(self, step: int, offer: int = -1) -> None:
-        """Read the words of ``step`` from now on; of a joiner those that follow from its offer, -1 for any."""
+        """Read the entries of ``step`` from now on; of a joiner those that follow from its offer, -1 for any."""
         self._at, self._found = (step, offer), False
 
-    def next(self, orders: Orders) -> Word | None:
-        """The next word of the step, which stays the next one; None where it has not come."""
-        while (word := orders.stream.at(self._next)) is not None:
+    def next(self, orders: Orders) -> TicketEntry | None:
+        """The next entry of the step, which stays the next one; None where it has not come."""
+        while (entry := orders.stream.at(self._next)) is not None:
             if self._found:
-                return word
+                return entry
             step, offer = self._at
-            self._found = isinstance(word, Begin) and word.step == step and offer in (-1, word.offer)
+            self._found = isinstance(entry, Begin) and entry.step == step and offer in (-1, entry.offer)
             self.move()
         return None
 
     def move(self) -> None:
-        """The next word is read; reports a ticket behind which few words are known."""
+        """The next entry is read; reports a ticket behind which few entries are known."""
         stream, number = self.session.orders.stream, self._next
         self._next += 1
         few = stream.end - self._next <= self.session.tickets_low
@@ -54,27 +54,27 @@ class TicketReader:
         self.session.read_tickets(self._next)
 
     def closes(self, orders: Orders) -> list[int]:
-        """The epochs for which the stream is closed at the next word, without a ticket in between."""
+        """The epochs for which the stream is closed at the next entry, without a ticket in between."""
         number, epochs = self._next, list[int]()
-        while isinstance(word := orders.stream.at(number), Close):
-            epochs.append(word.epoch)
+        while isinstance(entry := orders.stream.at(number), Close):
+            epochs.append(entry.epoch)
             number += 1
         return epochs
 
-    def wait(self) -> Word:
-        """The next word of the step, as soon as it has come. Raises LeaveError where the job is over before."""
+    def wait(self) -> TicketEntry:
+        """The next entry of the step, as soon as it has come. Raises LeaveError where the job is over before."""
         orders = self.session.orders
-        while (word := self.next(orders)) is None:
+        while (entry := self.next(orders)) is None:
             if orders.over:
                 raise LeaveError(orders)
             orders = self.session.wait(orders.version)
-        return word
+        return entry
 
     def ahead(self) -> list[Ticket]:
         """The next tickets of this run that are known and not read. Never waits."""
         stream, number, known = self.session.orders.stream, self._next, list[Ticket]()
-        while len(known) < AHEAD and isinstance(word := stream.at(number), Ticket):
-            known.append(word)
+        while len(known) < AHEAD and isinstance(entry := stream.at(number), Ticket):
+            known.append(entry)
             number += 1
         return known
 
@@ -94,15 +94,15 @@ class TicketRun:
         return self
 
     def __next__(self) -> Ticket:
-        word = None if self._ended else self._reader.wait()
-        if isinstance(word, Ticket | Pause):
+        entry = None if self._ended else self._reader.wait()
+        if isinstance(entry, Ticket | Pause):
             self._reader.move()
-        if isinstance(word, Ticket):
-            if word.audited:
-                self.audits.append(word.piece)
+        if isinstance(entry, Ticket):
+            if entry.audited:
+                self.audits.append(entry.piece)
             else:
-                self._pieces.append(word)
-            return word
+                self._pieces.append(entry)
+            return entry
         if not self._ended:
             self._ended = True
             self._at_end()

@@ -15,7 +15,7 @@ from pathlib import Path
 from spare_megatron.config.place import PLACE_FILE, Place, number, standby_name
 from spare_megatron.control_plane.control_thread import leave_at_once
 from spare_megatron.control_plane.launcher_watch import LauncherWatch
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import glance, waits_file
 from spare_megatron.runtime.stop_signals import ignore_stop_signals
 
@@ -30,7 +30,7 @@ def wait_for_place(environ: MutableMapping[str, str]) -> None:
     path = environ.pop(PLACE_FILE)
     launcher = LauncherWatch(number(environ, "SPARE_LAUNCHER_PID") or 0)
     mark = waits_file(Path(path), os.getpid())
-    patiently(mark.touch)
+    with_retries(mark.touch)
     log.info("%s waits for a place", standby_name(path))
     while (place := glance(Path(path))) is None:
         if launcher.is_gone():

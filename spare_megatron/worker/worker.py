@@ -22,7 +22,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.host_port import split_address
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
-from spare_megatron.control_plane.last_words import said_before_the_end
+from spare_megatron.control_plane.exit_report import exit_reported
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import JobSpec
@@ -84,7 +84,7 @@ def train_rank(
     assert place.run_dir is not None, "a rank has a run directory"
     directory = RunDirectory(place.run_dir)
     check_descriptors(OF_A_RANK * place.group_size, f"the leader of a group of {place.group_size} ranks")
-    me = Identity(Member(place.group, place.incarnation), place.position, place.life, directory.token())
+    me = Identity(Member(place.group, place.incarnation), place.position, place.job_attempt, directory.token())
     host = own_address(job.interface, partial(_coordinator_host, job, directory))
     replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
     # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
@@ -126,7 +126,7 @@ def train_rank(
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
-        with said_before_the_end(directory, place), stop_on_signals(place, session):
+        with exit_reported(directory, place), stop_on_signals(place, session):
             orders = loop.run()
     finally:
         replicas.close()

@@ -60,7 +60,7 @@ class Word:
     group: int
     incarnation: int
     note: Kept[m.Action]
-    birth: str | None = None
+    process_nonce: str | None = None
     """That of a process that has no incarnation, and is fenced."""
 
 
@@ -147,8 +147,10 @@ class Brains:
                 plain = replace(action, reason="") if isinstance(action, m.SendStop) else action
                 words += [Word(group, -1, self._keep(plain)) for group in action.groups]
             elif isinstance(action, m.SendFenced):
-                birth = None if action.incarnation >= 0 else action.birth
-                words.append(Word(action.group, action.incarnation, self._keep(replace(action, reason="")), birth))
+                process_nonce = None if action.incarnation >= 0 else action.process_nonce
+                words.append(
+                    Word(action.group, action.incarnation, self._keep(replace(action, reason="")), process_nonce)
+                )
             else:
                 words.append(Word(action.group, action.incarnation, self._keep(action)))
         return words
@@ -161,7 +163,7 @@ def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     votes = {**state.votes, event.group: event}
     if votes.keys() != state.live.keys() or len({vote.result.weights_digest for vote in votes.values()}) == 1:
         return frozenset()
-    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, state.is_witness) or ()
+    suspects = minority({g: vote.result.weights_digest for g, vote in votes.items()}, state.is_independent) or ()
     return frozenset((state.committed[0], votes[group].result.weights_digest) for group in suspects)
 
 

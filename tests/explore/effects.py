@@ -27,7 +27,7 @@ class Effects:
         self.only: str | None = None
         """The only kind of fault that may happen, where somebody looks for such moves; else None."""
         self.rules = (ShardProcesses if shape.state_shards else Processes)(self.spec, self.keeper)
-        self.heard: list[m.Event] | None = None
+        self.received: list[m.Event] | None = None
         """All events of the present coordinator, in order, where somebody wants to know; else None."""
         self.reasons: list[str] = []
         """The reasons of the coordinator's decisions since the list was last emptied."""
@@ -51,8 +51,8 @@ class Effects:
 
     def feed(self, w: World, event: m.Event) -> World:
         """The present coordinator (the one that was not replaced) gets an event."""
-        if self.heard is not None:
-            self.heard.append(event)
+        if self.received is not None:
+            self.received.append(event)
         done = self.brains.step(w.brain, self.keeper.keep(event))
         self.reasons.append(done.reason)
         judged = (observer if self.shape.observed else judge).decided(w, self.shape, event, done)
@@ -60,7 +60,7 @@ class Effects:
             shard_judge.decided(w, done)
         after = self._speak(judged._replace(brain=done.after), done.words, done.after.state.fencing)
         if self.shape.observed:
-            observer.told(after)
+            observer.reported(after)
         return after
 
     def lose(self, w: World, gone: tuple[tuple[int, int], ...], cause: str) -> World:
@@ -105,10 +105,10 @@ class Effects:
         """What may be measured that changes anything: one group is twice as slow as usual, or is usual again. That it
         is measured over no step allows it at any moment."""
         paces = [(group, 1.0 if group in state.slowness else 2.0) for group in sorted(state.live)]
-        told = [
+        reported = [
             m.SpeedsMeasured(state.committed[0], 0, ((group, state.live[group], pace, pace),)) for group, pace in paces
         ]
-        return [event for event in told if slowness_after(state, event) != state.slowness]
+        return [event for event in reported if slowness_after(state, event) != state.slowness]
 
     def ghost_asks(self, w: World, n: int) -> World:
         """A ghost asks a process that is connected to it; the same world where it would not."""
@@ -126,10 +126,10 @@ class Effects:
         else:
             cut = tuple(self.rules.cut(p) if p.where == state.fencing else p for p in w.processes)
             w = w._replace(processes=cut)
-        return self.feed(w, m.Opened(self.spec, state.life, state.fencing + 1))
+        return self.feed(w, m.Opened(self.spec, state.job_attempt, state.fencing + 1))
 
-    def say(self, w: World, n: int) -> World:
-        """A coordinator hears the next message of a process."""
+    def announce(self, w: World, n: int) -> World:
+        """A coordinator receives the next message of a process."""
         p = w.processes[n]
         event, w = p.up[0], self.put(w, n, p._replace(up=p.up[1:]))
         if p.where == w.brain.state.fencing:
@@ -159,7 +159,7 @@ class Effects:
         return after._replace(ghosts=(*w.ghosts[:number], *kept, *w.ghosts[number + 1 :]))
 
     def _speak(self, w: World, words: tuple[Word, ...], fencing: int) -> World:
-        """Put a coordinator's actions on its connections: on those whose Hello it has heard and that no fence has
+        """Put a coordinator's actions on its connections: on those whose Hello it has received and that no fence has
         closed."""
         if not words:
             return w
@@ -175,17 +175,18 @@ class Effects:
 
     @staticmethod
     def _is_meant(w: World, p: Process, word: Word) -> bool:
-        """Whether a word for a group is for this process: also for one that has no incarnation yet, by its birth."""
+        """Whether a word for a group is for this process: also for one that has no incarnation yet, by its process
+        nonce."""
         if p.incarnation >= 0:
             return word.incarnation in (-1, p.incarnation)
-        named = w.brain.state.births.get(p.group) == (word.incarnation, p.birth)
-        return named or isinstance(word.note.value, m.SendStop) or word.birth == p.birth
+        named = w.brain.state.process_nonces.get(p.group) == (word.incarnation, p.process_nonce)
+        return named or isinstance(word.note.value, m.SendStop) or word.process_nonce == p.process_nonce
 
     # ------------------------------------------------------------------------------------------------------ processes
 
-    def hear(self, w: World, n: int) -> World:
-        """A process hears the next message of its coordinator."""
-        p = self.rules.hear(w.processes[n])
+    def receive(self, w: World, n: int) -> World:
+        """A process receives the next message of its coordinator."""
+        p = self.rules.receive(w.processes[n])
         if p is None:
             judge.left(w, w.processes[n])
             return self.without(w, n)
@@ -225,7 +226,7 @@ class Effects:
 
     def parts_for(self, w: World, p: Process) -> list[Serving] | None:
         """The parts of the state that a learner or joiner may have now: those of its next step. None: a donor has
-        dropped its part. (An empty list: one has not come so far, or has not been told yet.)"""
+        dropped its part. (An empty list: one has not come so far, or has not been notified yet.)"""
         assert p.offer is not None
         there = {q[:2]: q for q in w.processes}
         parts, wanted = [], p.applied + 1 if p.applied >= 0 else p.offer.step
@@ -256,13 +257,17 @@ class Effects:
         return Copies((step,) * self.shape.state_shards) if self.shape.state_shards else None
 
     def come_back(self, w: World, group: int) -> World:
-        """A new process of a group says Hello. It knows which incarnation was there before it."""
+        """A new process of a group sends Hello. It knows which incarnation was there before it."""
         state = w.brain.state
-        birth = str(1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)]))
+        process_nonce = str(
+            1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)])
+        )
         if self.shape.observed and state.phase == "forming":  # a launcher tells its processes their incarnation
-            p = Process(group, int(birth), birth=birth, copies=self._copies(0))
+            p = Process(group, int(process_nonce), process_nonce=process_nonce, copies=self._copies(0))
         else:
-            p = Process(group, -1, birth=birth, replaces=state.present.get(group, -1), applied=-1, weights="")
+            p = Process(
+                group, -1, process_nonce=process_nonce, replaces=state.present.get(group, -1), applied=-1, weights=""
+            )
             p = p._replace(copies=self._copies(-1))
         processes = sorted((*w.processes, self.rules.connect(p, state.fencing)), key=lambda q: q[:2])
         return w._replace(processes=tuple(processes))

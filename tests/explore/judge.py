@@ -16,7 +16,7 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
         Violation: the decision is wrong.
     """
     if shape.kinds & {"damage", "err"}:
-        w = _witnessed(w, done)
+        w = _from_independent(w, done)
     elif done.fenced:
         raise Violation(f"an innocent group is fenced: {done.reason}")
     w = offered(w, event, done)
@@ -28,13 +28,13 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
     return w
 
 
-def _witnessed(w: World, done: Step) -> World:
+def _from_independent(w: World, done: Step) -> World:
     """Check that only damaged groups are fenced for damage, and that checkpoints that count have the right weights
     where votes could tell."""
     for group, incarnation, why in done.fenced:
         if (group, incarnation) not in w.guilty:
             raise Violation(f"innocent group {group} is fenced: {why}")
-    blind = w.blind or (bool(w.guilty) and len(w.brain.state.witnesses & done.after.state.live.items()) < 2)
+    blind = w.blind or (bool(w.guilty) and len(w.brain.state.independent & done.after.state.live.items()) < 2)
     against = w.against | done.against
     for accept in done.accepted:
         spoken = (accept.step, accept.directory) in against

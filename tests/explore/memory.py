@@ -17,14 +17,14 @@ class Memory(NamedTuple):
     """(who, step in which something was computed wrongly)."""
     agreed: tuple[tuple[int, str], ...] = ()
     """(step, digest of the weights after it on which all votes agreed)."""
-    witnesses: frozenset[Who] = frozenset()
+    independent: frozenset[Who] = frozenset()
     """The members of the epoch that made the last commit."""
     counted: frozenset[Who] = frozenset()
     """Those of them whose votes on these weights may be counted for a majority (rule 12)."""
     proven: frozenset[Who] = frozenset()
     """Members that have voted for a commit, or whose own state was compared when they came and that have not begun
     anew since."""
-    said: frozenset[tuple[Who, int, str]] = frozenset()
+    reported: frozenset[tuple[Who, int, str]] = frozenset()
     """(who, step, digest of the weights after it) of what was voted that is wrong."""
     wrote: frozenset[tuple[Who, int, str]] = frozenset()
     """(who, step, digest) of checkpoints that members have asked about."""
@@ -33,7 +33,7 @@ class Memory(NamedTuple):
     ready: frozenset[Who] = frozenset()
     """Learners that have said that they could take an offer."""
     caught: tuple[tuple[Who, int, int, int, str], ...] = ()
-    """(who, number of its offer, step of its offer, step that it holds, digest) of what learners said."""
+    """(who, number of its offer, step of its offer, step that it holds, digest) of what learners reported."""
     opinions: tuple[tuple[int, int, Who, int], ...] = ()
     """(step, piece, who, checksum that it voted) of the step in flight."""
 

@@ -7,14 +7,14 @@ one of the faults that are left. Exploring all moves of all worlds gives every i
 walk.
 
 A coordinator's restart is the replay of the journal, with all connections broken. A takeover is the same, but the old
-coordinator goes on as a *ghost*: it hears and answers groups that are connected to it, its records go to a file that
+coordinator goes on as a *ghost*: it receives and answers groups that are connected to it, its records go to a file that
 nobody reads, and at the first record that needs a confirmation it ends without sending anything (docs/protocol.md,
 rule 8). Messages that it sent before are still on the way. So the journal may hold a final record of which nobody, or
-not everybody, has heard.
+not everybody, has received.
 
 What must hold, beside protocol.invariants after each event:
 
-* a member's last commit never goes back, and a member that is told to apply a result holds it;
+* a member's last commit never goes back, and a member that is asked to apply a result holds it;
 * all groups apply the same sum for a step; it has each piece of the batch once, and audited pieces are right;
 * only groups that were damaged or computed wrongly are fenced for that; a job fails only where there was such a group;
 * a checkpoint that counts has the right weights, unless nobody was left to compare with and no vote spoke against it;
@@ -53,14 +53,14 @@ class Model:
         self._all = frozenset(range(shape.groups))
 
     def start(self) -> World:
-        """The first world: all groups are about to say Hello, or have heard the first view already
+        """The first world: all groups are about to send Hello, or have received the first view already
         (``Shape.formed``)."""
         world = self.do.begin()
         if self.shape.formed:
             for n in range(self.shape.groups):
-                world = self.do.say(world, n)
+                world = self.do.announce(world, n)
             for n in range(self.shape.groups):
-                world = self.do.hear(world, n)
+                world = self.do.receive(world, n)
         return world
 
     def moves(self, w: World) -> Iterator[Move]:
@@ -71,8 +71,8 @@ class Model:
 
     def moves_of(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """What may happen next to one process."""
-        yield from self._heard(w, n, p)
-        yield from self._said(w, n, p)
+        yield from self._received(w, n, p)
+        yield from self._reported(w, n, p)
         yield from self._connections(w, n, p)
         if w.brain.state.phase != "stopped":
             yield from self._eager(w, n, p)
@@ -98,10 +98,11 @@ class Model:
            may as well be in the queue.
         2. A process says a message to a ghost that sends nothing in answer: nothing depends on when.
         3. A process that is not connected to the present coordinator, and has no messages on the way, connects to it,
-           or first does what it has to do: until its Hello is heard nobody notices. (Not while there are learners,
+           or first does what it has to do: until its Hello is received nobody notices. (Not while there are learners,
            because it may be a donor.)
-        4. Where no connection can break any more, a process hears and does what it can: the others only add to the ends
-           of its queues, and to sums. (Not while there are learners; of a slow one only what it hears.)
+        4. Where no connection can break any more, a process receives and does what it can: the others only add to the
+        ends
+           of its queues, and to sums. (Not while there are learners; of a slow one only what it receives.)
 
         tests.explore.test_explore checks this for shapes of which all moves can be explored.
         """
@@ -123,19 +124,19 @@ class Model:
                 return n, p, own
         for n, p in enumerate(w.processes):
             if p.up and self.do.is_idle_talk(w, p):
-                return n, p, list(self._said(w, n, p))
+                return n, p, list(self._reported(w, n, p))
             away = p.where != w.brain.state.fencing and not (p.up or p.down)
             if away and not self._teaches(w):
                 return n, p, [*self._connections(w, n, p), *([] if stopped else self._patient(w, n, p))]
         for n, p in enumerate(w.processes if self._whole(w) and not self._teaches(w) else ()):
-            own = [*self._heard(w, n, p), *([] if stopped or p.slow else self._patient(w, n, p))]
+            own = [*self._received(w, n, p), *([] if stopped or p.slow else self._patient(w, n, p))]
             if own:
                 return n, p, own
         return None
 
     def _teaches(self, w: World) -> bool:
-        """Whether a process gets its state by an offer, so that it matters when its donors hear something; with state
-        shards any process may."""
+        """Whether a process gets its state by an offer, so that it matters when its donors receive something; with
+        state shards any process may."""
         return (
             self.shape.state_shards > 0 or any(p.offer is not None for p in w.processes) or bool(w.brain.state.learners)
         )
@@ -147,17 +148,17 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------- without a fault
 
-    def _heard(self, w: World, n: int, p: Process) -> Iterator[Move]:
+    def _received(self, w: World, n: int, p: Process) -> Iterator[Move]:
         if p.down:
-            yield f"hear {p.name}", False, lambda: self.do.hear(w, n)
+            yield f"hear {p.name}", False, lambda: self.do.receive(w, n)
 
-    def _said(self, w: World, n: int, p: Process) -> Iterator[Move]:
+    def _reported(self, w: World, n: int, p: Process) -> Iterator[Move]:
         if p.up:
-            yield f"say {p.name}", False, lambda: self.do.say(w, n)
+            yield f"say {p.name}", False, lambda: self.do.announce(w, n)
 
     def _connections(self, w: World, n: int, p: Process) -> Iterator[Move]:
-        """A process connects to the present coordinator; or to a ghost, if its connection is broken and it has heard of
-        no later coordinator."""
+        """A process connects to the present coordinator; or to a ghost, if its connection is broken and it has learned
+        of no later coordinator."""
         newest = w.brain.state.fencing
         if p.where != newest:
             yield f"connect {p.name}", False, lambda: self.do.put(w, n, self.do.rules.connect(p, newest))
@@ -314,9 +315,9 @@ class Model:
         live = p.known.live_groups
         before = live[live.index(p.group) - 1]
         yield from self._fault(w, "fail", f" {p.name}", lambda v: self.do.reduce(v, n, None))
-        for mute in (True, False) if before != p.group else ():
-            link = m.Link(before, p.group, mute)
-            label = f" {p.name} {'mute' if mute else 'ended'} {before}"
+        for silent in (True, False) if before != p.group else ():
+            link = m.Link(before, p.group, silent)
+            label = f" {p.name} {'silent' if silent else 'ended'} {before}"
             yield from self._fault(w, "fail", label, partial(self.do.reduce, n=n, result=None, links=(link,)))
 
     def _faults(self, w: World, n: int, p: Process) -> Iterator[Move]:
@@ -348,10 +349,10 @@ class Model:
         for event in do.drains(state) if do.may(w, "drain") else ():
             label = f" {event.groups[0]}{' undone' if event.undo else ''}"
             yield from self._fault(w, "drain", label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
-        for told in do.speeds(state) if do.may(w, "speeds") else ():
-            group, _, pace, _ = told.paces[0]
+        for reported in do.speeds(state) if do.may(w, "speeds") else ():
+            group, _, pace, _ = reported.paces[0]
             label = f" {group} {'slow' if pace > 1 else 'usual'}"
-            yield from self._fault(w, "speeds", label, lambda v, told=told: do.feed(v, told))  # type: ignore[misc]
+            yield from self._fault(w, "speeds", label, lambda v, reported=reported: do.feed(v, reported))  # type: ignore[misc]
         if state.phase == "forming" and state.live:
             yield from self._fault(w, "hurry", "", lambda v: do.feed(v, m.StartupOver(1.0)))
         if state.phase == "running":

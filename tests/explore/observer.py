@@ -7,7 +7,7 @@ demands:
 * *Nobody innocent is fenced for good.* Who is fenced for its weights was damaged, or copied from who was; who is
   fenced for a gradient computed wrongly in this very step. Two damages never give the same weights, and two groups
   never the same wrong gradient. So honest voters always agree with each other, and liars are never outnumbered by
-  copies of each other but where a copy is taken for a witness of its own: no reading of votes allows it. The one
+  copies of each other but where a copy is taken for an independent copy: no reading of votes allows it. The one
   exception is a learner that was brought up to date rightly while all voters were wrong (then nobody could tell).
 * *A checkpoint counts* only with the weights on which votes agreed for its step. At a wipe-out it may also be one
   that was never compared; not one against which a majority spoke, nor one whose own writer has voted other weights
@@ -19,11 +19,13 @@ demands:
   compared; or where some shard has no host left among them: a member, a learner that was ever ready, or, with
   adoption, a holder that has not said that it cannot. All these processes must really be there. While a run ends only
   members can go on.
-* *It fails* while it forms; where votes differ and the honest ones are no majority of the living witnesses; where
+* *It fails* while it forms; where votes differ and the honest ones are no majority of the living independent members;
+where
   opinions on a piece differ and the honest, with all living hosts that could still be asked, do not outnumber the
   others; or where a group that stands still cannot be lost, by the same measure as for a wipe-out.
 * *A run that finishes has saved its last step*; a wipe-out keeps a waiting checkpoint that nothing speaks against.
-* *Nobody is told nothing:* who is connected, was heard, and is neither member nor learner has its fence or the end on
+* *Nobody is left without a message:* who is connected, was received, and is neither member nor learner has its fence or
+the end on
   the way.
 
 Plans that are no partition, commits that are repeated or skipped, different results of one step are found by
@@ -61,7 +63,7 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
         Violation: the decision is wrong.
     """
     before, after = w.brain.state, done.after.state
-    known = _heard(w.memory, before, event)
+    known = _received(w.memory, before, event)
     if done.fenced:
         _innocent(w, known, done)
     agreed = _agreed(before, event, done.gone)
@@ -78,11 +80,11 @@ def decided(w: World, shape: Shape, event: m.Event, done: Step) -> World:
     return w if known is w.memory else w._replace(memory=known)
 
 
-def told(w: World) -> None:
+def reported(w: World) -> None:
     """Check that nobody waits for a word that will never come.
 
     Raises:
-        Violation: a process is no member and no learner, and is told nothing.
+        Violation: a process is no member and no learner, and receives nothing.
     """
     state = w.brain.state
     if state.phase == "stopped":
@@ -98,7 +100,7 @@ def told(w: World) -> None:
 # ------------------------------------------------------------------------------------------------------ what is known
 
 
-def _heard(known: Memory, before: State, event: m.Event) -> Memory:
+def _received(known: Memory, before: State, event: m.Event) -> Memory:
     """What an event says."""
     if isinstance(event, m.Vote):
         who, result = (event.group, event.incarnation), event.result
@@ -107,7 +109,7 @@ def _heard(known: Memory, before: State, event: m.Event) -> Memory:
         if result.step != before.step_in_flight:
             return known
         if result.weights_digest != str(result.step - 1):
-            known = known._replace(said=known.said | {(who, result.step - 1, result.weights_digest)})
+            known = known._replace(reported=known.reported | {(who, result.step - 1, result.weights_digest)})
         found = (*result.checksums, *result.audits)
         if found:
             kept = [o for o in known.opinions if o[0] == result.step and not (o[2][0] == who[0] and o[2] != who)]
@@ -123,8 +125,8 @@ def _heard(known: Memory, before: State, event: m.Event) -> Memory:
         learner = before.learners.get(event.group)
         offer = learner.offer if learner and learner.incarnation == event.incarnation else None
         if offer is not None and offer.number == event.number:
-            said = ((event.group, event.incarnation), event.number, offer.step, event.step, event.weights_digest)
-            known = known._replace(caught=tuple(dict.fromkeys((*known.caught, said))))
+            reported = ((event.group, event.incarnation), event.number, offer.step, event.step, event.weights_digest)
+            known = known._replace(caught=tuple(dict.fromkeys((*known.caught, reported))))
     return known
 
 
@@ -132,10 +134,10 @@ def _agreed(before: State, event: m.Event, gone: tuple[Who, ...]) -> tuple[int, 
     """(step, digest) of the weights on which the votes of all members agree by this event; None: it shows nothing."""
     if before.phase not in ("running", "ending"):
         return None
-    living, told = _voted(before, event, gone)
-    if len(set(told.values())) != 1 or told.keys() != living:
+    living, reported = _voted(before, event, gone)
+    if len(set(reported.values())) != 1 or reported.keys() != living:
         return None
-    return before.committed[0], told.popitem()[1]
+    return before.committed[0], reported.popitem()[1]
 
 
 def _voted(before: State, event: m.Event, gone: tuple[Who, ...]) -> tuple[set[Who], dict[Who, str]]:
@@ -160,7 +162,7 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
             known = known._replace(proven=known.proven - anew)
     if before.phase == "forming" and after.phase == "running":
         everybody = frozenset(after.live.items())
-        known = known._replace(proven=everybody, witnesses=everybody, counted=everybody)
+        known = known._replace(proven=everybody, independent=everybody, counted=everybody)
     if done.commit is None:
         return known
     voters = frozenset(before.live.items())
@@ -171,7 +173,7 @@ def _membership(known: Memory, before: State, after: State, done: Step) -> Memor
     if commit.save:
         owed = (commit.step, min(voters))
     counted = voters & known.proven  # who only copied its state before this commit is counted from the next one on
-    return known._replace(proven=known.proven | voters, witnesses=voters, counted=counted, owed=owed)
+    return known._replace(proven=known.proven | voters, independent=voters, counted=counted, owed=owed)
 
 
 def _begins_anew(before: State, group: int, now: Learner) -> bool:
@@ -181,9 +183,9 @@ def _begins_anew(before: State, group: int, now: Learner) -> bool:
 
 
 def _is_compared(known: Memory, who: Who) -> bool:
-    """Whether a learner has said the agreed weights of a step that it has computed itself."""
-    told = dict(known.agreed)
-    return any(one[0] == who and one[3] > one[2] and told.get(one[3]) == one[4] for one in known.caught)
+    """Whether a learner has reported the agreed weights of a step that it has computed itself."""
+    reported = dict(known.agreed)
+    return any(one[0] == who and one[3] > one[2] and reported.get(one[3]) == one[4] for one in known.caught)
 
 
 # ------------------------------------------------------------------------------------------------------------ demands
@@ -203,7 +205,7 @@ def _counts(accept: m.AcceptSave, known: Memory, against: frozenset[tuple[int, s
     who, right = (accept.group, accept.incarnation), dict(known.agreed).get(accept.step)
     if right == accept.directory:
         return
-    contradicted = right is not None and (who, accept.step, accept.directory) in known.said
+    contradicted = right is not None and (who, accept.step, accept.directory) in known.reported
     spoken = (accept.step, accept.directory) in against or contradicted
     if after.outcome != "wipe-out" or spoken:
         raise Violation(
@@ -231,7 +233,7 @@ def _is_contradicted(known: Memory, offer: tuple[int, str], done: Step) -> bool:
     if dict(known.agreed).get(offer[0], offer[1]) != offer[1]:
         return True
     wrong = {(group, incarnation) for group, incarnation, _ in done.fenced}
-    return any(said[1:] == offer for said in known.said) or any(
+    return any(reported[1:] == offer for reported in known.reported) or any(
         wrote[1:] == offer and wrote[0] in wrong for wrote in known.wrote
     )
 
@@ -247,8 +249,8 @@ def lacks(w: World, shape: Shape, known: Memory, event: m.Event, gone: Iterable[
     if before.phase == "ending":
         return "" if members else "members"
     step = before.committed[0]
-    said = known.witnesses | {one[0] for one in known.caught if one[3] == step}
-    holders = {who for who, p in members.items() if who in known.proven & said and _holds(before, p)}
+    reported = known.independent | {one[0] for one in known.caught if one[3] == step}
+    holders = {who for who, p in members.items() if who in known.proven & reported and _holds(before, p)}
     learners = {who for who in there.keys() - members.keys() if _has_caught_up(before, known, who, there[who])}
     if not holders and not learners:
         return "a process that holds the last step"
@@ -258,15 +260,19 @@ def lacks(w: World, shape: Shape, known: Memory, event: m.Event, gone: Iterable[
         if (group, incarnation) in members or (group, incarnation) in known.ready:
             hosts |= {(group + offset) % shape.groups for offset in before.job.offsets}
     for (group, _), shards in ((who, before.adopted.get(who[0], {})) for who in members):
-        hosts |= {shard for shard in shards if (group, shard) not in unable and not _says_unable(event, group, shard)}
+        hosts |= {
+            shard for shard in shards if (group, shard) not in unable and not _reports_unable(event, group, shard)
+        }
     for shard in set(range(shape.groups)) - hosts:
-        adopters = [who for who in holders if (who[0], shard) not in unable and not _says_unable(event, who[0], shard)]
+        adopters = [
+            who for who in holders if (who[0], shard) not in unable and not _reports_unable(event, who[0], shard)
+        ]
         if not (shape.adoption and adopters):
             return f"a host of shard {shard}"
     return ""
 
 
-def _says_unable(event: m.Event, group: int, shard: int) -> bool:
+def _reports_unable(event: m.Event, group: int, shard: int) -> bool:
     return isinstance(event, m.Hosts) and not event.opened and (event.group, event.shard) == (group, shard)
 
 
@@ -279,13 +285,13 @@ def _holds(before: State, p: Process) -> bool:
 
 
 def _has_caught_up(before: State, known: Memory, who: Who, p: Process) -> bool:
-    """Whether a learner has said that it holds t* by the offer that it has, in a state that was compared."""
+    """Whether a learner has reported that it holds t* by the offer that it has, in a state that was compared."""
     learner = before.learners.get(who[0])
     if learner is None or learner.offer is None or p.applied != before.committed[0]:
         return False
     mine = [one for one in known.caught if one[:2] == (who, learner.offer.number)]
-    told = dict(known.agreed)
-    compared = any(one[3] > one[2] and told.get(one[3]) == one[4] for one in mine)
+    reported = dict(known.agreed)
+    compared = any(one[3] > one[2] and reported.get(one[3]) == one[4] for one in mine)
     return compared and any(one[3] == before.committed[0] for one in mine)
 
 
@@ -293,10 +299,10 @@ def _may_fail(w: World, shape: Shape, known: Memory, event: m.Event, done: Step)
     """Whether a job may give up because of this event."""
     before = w.brain.state
     lost = done.gone if isinstance(event, m.Lost | m.Hello) else ()
-    _, told = _voted(before, event, lost)
-    if len(set(told.values())) > 1:
-        living = [who for who in told if who in known.counted] or list(told)
-        honest = [who for who in living if told[who] == str(before.committed[0])]
+    _, reported = _voted(before, event, lost)
+    if len(set(reported.values())) > 1:
+        living = [who for who in reported if who in known.counted] or list(reported)
+        honest = [who for who in living if reported[who] == str(before.committed[0])]
         return len(living) == 1 or 2 * len(honest) <= len(living)
     if isinstance(event, m.Vote) and event.result.ok:
         return any(_is_open(w, shape, known, piece) for piece in {o[1] for o in known.opinions})

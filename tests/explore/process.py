@@ -5,8 +5,8 @@ Its orders change by the real :mod:`spare_megatron.protocol.member`, and its vot
 what the plan says, reduce, apply on commit, save, vote on the end) and the leader's greeting are modelled. A group has
 one rank, because this model is not about how the ranks of a group agree.
 
-A process runs all segments that it knows of and contributes to the sum in one move: messages that it hears between two
-segments only add segments, and either order leads to the same value.
+A process runs all segments that it has seen and contributes to the sum in one move: messages that it receives between
+two segments only add segments, and either order leads to the same value.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Process(NamedTuple):
     """Messages on the way to it."""
     orders: Kept[View] | None = None
     """The last view with later commits applied; None before the first view."""
-    birth: str = ""
+    process_nonce: str = ""
     replaces: int = -1
     applied: int = 0
     """-1: it has no state."""
@@ -95,7 +95,7 @@ class Process(NamedTuple):
     answer: Kept[m.GaveBack] | None = None
     """Its answer to the newest ask that it has answered."""
     opened: tuple[tuple[int, bool], ...] = ()
-    """(shard that it was told to adopt, whether it could open the data), of those that it has tried."""
+    """(shard that it was asked to adopt, whether it could open the data), of those that it has tried."""
     gave: int = 0
     """Epoch of the newest sum of the step in flight that it contributed to."""
     held: Kept[Result] | None = None
@@ -169,38 +169,38 @@ class Processes:
             held=self._ballots(p).held,
             fencing=orders.fencing if orders else 0,
             committed=orders.committed if orders else None,
-            birth=p.birth,
+            process_nonce=p.process_nonce,
             replaces=p.replaces,
         )
-        said: list[m.Event] = [hello]
+        reported: list[m.Event] = [hello]
         if p.holds is not None:
-            said.append(m.Applied(p.group, p.incarnation, *p.holds))
-        said += self._said_of_offers(p)
-        return p._replace(where=fencing, down=(), up=(*map(self._keep, said), *p.asked))
+            reported.append(m.Applied(p.group, p.incarnation, *p.holds))
+        reported += self._reported_of_offers(p)
+        return p._replace(where=fencing, down=(), up=(*map(self._keep, reported), *p.asked))
 
-    def _said_of_offers(self, p: Process) -> list[m.Event]:
+    def _reported_of_offers(self, p: Process) -> list[m.Event]:
         """What still holds of what it has said as a learner or donor."""
         if p.orders is None:
             return []
         name, known = (p.group, p.incarnation), p.orders.value
-        said: list[m.Event] = [m.Withdrawn(*name, number) for number in p.withdrew]
+        reported: list[m.Event] = [m.Withdrawn(*name, number) for number in p.withdrew]
         if known.offer is None and not known.is_member and not known.leave:
-            said.append(m.Ready(*name))
+            reported.append(m.Ready(*name))
         elif known.offer is not None and known.offer.number == p.gave_up:
-            said.append(m.Void(*name, p.gave_up))
+            reported.append(m.Void(*name, p.gave_up))
         elif known.offer is not None and p.applied >= 0:
-            said.append(m.CaughtUp(*name, p.follows, p.applied, p.weights))
-        return said
+            reported.append(m.CaughtUp(*name, p.follows, p.applied, p.weights))
+        return reported
 
     @staticmethod
     def cut(p: Process) -> Process:
         """The connection breaks; messages on the way are lost."""
         return p._replace(where=0, down=(), up=())
 
-    # ---------------------------------------------------------------------------------------------- what it is told
+    # ---------------------------------------------------------------------------------------------- what it is notified
 
-    def hear(self, p: Process) -> Process | None:
-        """The process hears its next message; None where it then leaves."""
+    def receive(self, p: Process) -> Process | None:
+        """The process receives its next message; None where it then leaves."""
         note, p = p.down[0], p._replace(down=p.down[1:])
         action = note.value
         if isinstance(action, m.AcceptSave):
@@ -212,26 +212,26 @@ class Processes:
             return None
         before = Orders(p.orders.value) if p.orders else first_orders(p.group, p.incarnation)
         if isinstance(action, m.SendView):
-            told, change = member.take_view(before, action.view)
+            reported, change = member.take_view(before, action.view)
         elif isinstance(action, m.SendAsk):
-            told, change = member.take_ask(before, action.step, action.ask)
+            reported, change = member.take_ask(before, action.step, action.ask)
         else:
             assert isinstance(action, m.SendCommit)
             mine = dict(action.audits).get(p.group, ())
             serves = dict(action.serves).get(p.group, ())
-            told, change = member.take_commit(
+            reported, change = member.take_commit(
                 before, action.step, action.epoch, action.leave, mine, action.save, serves
             )
         if change is Change.NONE:
             return p
-        known = told.view
+        known = reported.view
         if known.committed[0] < before.view.committed[0]:
             raise Violation(f"group {p.name} knew commit {before.view.committed}, now {known.committed}")
         p = self._learn(p._replace(orders=self._keep(known), incarnation=known.incarnation))
         p = self._serve(p)
         for shard, is_known in known.adopts:
             if not is_known and shard in dict(p.opened):
-                p = self._said_of_shard(p, shard)
+                p = self._reported_of_shard(p, shard)
         if change is Change.EPOCH:
             ballots = self._ballots(p)
             ballots.forget_older(known.epoch, known.committed)
@@ -269,9 +269,9 @@ class Processes:
 
     def open(self, p: Process, shard: int, can: bool) -> Process:
         """It has opened a shard, or cannot, and says so."""
-        return self._said_of_shard(p._replace(opened=tuple(sorted((*p.opened, (shard, can))))), shard)
+        return self._reported_of_shard(p._replace(opened=tuple(sorted((*p.opened, (shard, can))))), shard)
 
-    def _said_of_shard(self, p: Process, shard: int) -> Process:
+    def _reported_of_shard(self, p: Process, shard: int) -> Process:
         return p._replace(up=self._up(p, m.Hosts(p.group, p.incarnation, shard, dict(p.opened)[shard])))
 
     def _may_compute(self, p: Process) -> bool:
@@ -302,8 +302,8 @@ class Processes:
         free = [q for q in new if q not in audited and q // self._spec.pieces_per_shard not in shut]
         free = first_given([free], self._spec.pieces_per_shard) if self._may_compute(p) else []
         ways = range(min(known.ask.pieces, len(free)) + 1) if p.slow or self._is_shut(p) else (0,)
-        said = [m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[:number])) for number in ways]
-        return [p._replace(answer=self._keep(one), up=self._up(p, one)) for one in said]
+        reported = [m.GaveBack(p.group, p.incarnation, known.step, known.ask, tuple(free[:number])) for number in ways]
+        return [p._replace(answer=self._keep(one), up=self._up(p, one)) for one in reported]
 
     def compute(self, p: Process, wrong: str = "") -> Process:
         """Run the segments that have not run, and contribute them to the sum. ``wrong`` says what is computed wrongly:
@@ -311,13 +311,13 @@ class Processes:
         orders = p.known
         new = [(number, orders.segments[number]) for number in range(p.segments, len(orders.segments))]
         pieces = [piece for _, segment in new for piece in segment]
-        told = [piece for number, _ in new for piece in orders.audits_of(number)]
+        reported = [piece for number, _ in new for piece in orders.audits_of(number)]
         bad_pieces = pieces if wrong == "all" else pieces[: wrong == "piece"]
-        bad_audits = told if wrong == "all" else told[: wrong == "audit"]
+        bad_audits = reported if wrong == "all" else reported[: wrong == "audit"]
         error = -1 - 1000 * p.group
         return p._replace(
             ran=(*p.ran, *((q, error - q if q in bad_pieces else q) for q in pieces)),
-            audited=(*p.audited, *((q, error - q if q in bad_audits else q) for q in told)),
+            audited=(*p.audited, *((q, error - q if q in bad_audits else q) for q in reported)),
             segments=len(orders.segments),
             gave=orders.epoch,
             slow=False,
@@ -343,7 +343,7 @@ class Processes:
         """The reduction ended, with a result or without one; its vote is on the way."""
         orders, ran = p.known, dict(p.ran)
         inside = audits.selected(self._spec, orders.step, ran)
-        said = m.ReductionResult(
+        reported = m.ReductionResult(
             orders.step,
             orders.epoch,
             result is not None,
@@ -358,7 +358,7 @@ class Processes:
             mine = [host.shard for host in orders.state_hosts if host.member == (p.group, p.incarnation)]
             sums = {*p.copies.sums, *((shard, orders.step, orders.epoch) for shard in mine)}
             p = p._replace(copies=p.copies._replace(sums=tuple(sorted(sums))))
-        return self._vote(p._replace(held=result), said)
+        return self._vote(p._replace(held=result), reported)
 
     @staticmethod
     def applies(p: Process) -> bool:
@@ -397,11 +397,11 @@ class Processes:
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.applied != orders.committed[0] or p.ended == orders.epoch:
             return None
-        said = m.ReductionResult(orders.step, orders.epoch, True, weights_digest=p.weights)
-        return self._vote(p._replace(ended=orders.epoch), said)
+        reported = m.ReductionResult(orders.step, orders.epoch, True, weights_digest=p.weights)
+        return self._vote(p._replace(ended=orders.epoch), reported)
 
     def settles(self, p: Process) -> Process | None:
-        """After the vote at the end: save if this group is the saver, then say Applied; None where it waits for
+        """After the vote at the end: save if this group is the saver, then send Applied; None where it waits for
         something, or has done both."""
         orders = p.orders.value if p.orders else None
         if orders is None or not orders.leave or p.ended != orders.epoch or p.saving or p.asked:
@@ -425,7 +425,7 @@ class Processes:
     # ------------------------------------------------------------------------------------- learners and their donors
 
     def _learn(self, p: Process) -> Process:
-        """A learner or joiner that is told of another offer than the one it follows begins anew."""
+        """A learner or joiner that is notified of another offer than the one it follows begins anew."""
         known = p.known
         if known.is_member and known.offer is None:
             if p.applied < 0:
@@ -434,7 +434,9 @@ class Processes:
         number = known.offer.number if known.offer else 0
         if number == p.follows and number:
             return p
-        empty = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, p.birth, p.replaces, applied=-1)
+        empty = Process(
+            p.group, p.incarnation, p.where, p.down, p.up, p.orders, p.process_nonce, p.replaces, applied=-1
+        )
         p = empty._replace(weights="", follows=number, gave_up=p.gave_up)
         return p if number or known.leave else p._replace(up=self._up(p, m.Ready(p.group, p.incarnation)))
 
@@ -463,8 +465,8 @@ class Processes:
         return p._replace(up=self._up(p, m.Withdrawn(p.group, p.incarnation, number)))
 
     def give_up(self, p: Process) -> Process:
-        """A learner or joiner cannot have a part of its offer. It keeps its state until it is told that the offer has
-        ended: it may have been called as a holder."""
+        """A learner or joiner cannot have a part of its offer. It keeps its state until it is notified that the offer
+        has ended: it may have been called as a holder."""
         number = p.follows
         p = p._replace(gave_up=number)
         return p._replace(up=self._up(p, m.Void(p.group, p.incarnation, number)))
@@ -484,8 +486,8 @@ class Processes:
         return self._caught_up(p._replace(applied=step, weights=f"{step}{p.damage}"))
 
     def _caught_up(self, p: Process) -> Process:
-        said = m.CaughtUp(p.group, p.incarnation, p.follows, p.applied, p.weights)
-        return p._replace(up=self._up(p, said))
+        reported = m.CaughtUp(p.group, p.incarnation, p.follows, p.applied, p.weights)
+        return p._replace(up=self._up(p, reported))
 
     @staticmethod
     def _save(p: Process, live: list[int]) -> Process:
@@ -494,8 +496,8 @@ class Processes:
         mine = p.known.save and saves.saver(live) == p.group
         return p._replace(saving=(p.applied, p.weights)) if free and mine else p
 
-    def _vote(self, p: Process, said: m.ReductionResult) -> Process:
-        ballot = self._ballots(p).add(0, Reduced(said))
+    def _vote(self, p: Process, reported: m.ReductionResult) -> Process:
+        ballot = self._ballots(p).add(0, Reduced(reported))
         if ballot is None:
             return p
         vote = self._keep(ballot[0])

@@ -23,8 +23,8 @@ from tests.explore.world import World
 class CounterexampleError(AssertionError):
     """Some moves from the start lead to a violation; the message lists them."""
 
-    def __init__(self, what: str, moves: list[str], told: list[str]) -> None:
-        lines = "\n".join(f"{n:4d}  {line}" for n, line in enumerate(told, 1))
+    def __init__(self, what: str, moves: list[str], reported: list[str]) -> None:
+        lines = "\n".join(f"{n:4d}  {line}" for n, line in enumerate(reported, 1))
         super().__init__(f"{what}\nafter {len(moves)} moves:\n{lines}\nplay it: {'; '.join(moves)}")
         self.what, self.moves = what, moves
 
@@ -161,17 +161,17 @@ def _move(model: Model, world: World, wanted: str) -> World:
 
 def tell(model: Model, moves: Iterable[str]) -> list[str]:
     """One line for each move: what the coordinator decided, and how the groups changed."""
-    told, world = [], model.start()
+    reported, world = [], model.start()
     for wanted in moves:
         before, model.do.reasons = world, []
         try:
             world = _move(model, before, wanted)
         except AssertionError as error:
-            told.append(f"{wanted}: {error}")
+            reported.append(f"{wanted}: {error}")
             break
         reasons = [f"=> {reason}" for reason in model.do.reasons]
-        told.append("  ".join([wanted, *reasons, *_changes(before, world)]))
-    return told
+        reported.append("  ".join([wanted, *reasons, *_changes(before, world)]))
+    return reported
 
 
 def _changes(before: World, after: World) -> Iterator[str]:

@@ -14,7 +14,7 @@ FAULTS = (
 )
 """kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
 stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
-restarts; takeover: another coordinator takes over; return: a new process of a group says Hello; late: the joiners'
+restarts; takeover: another coordinator takes over; return: a new process of a group sends Hello; late: the joiners'
 time is over; fail: a reduction fails; damage: a bit of the weights flips; err: something is computed wrongly; stop:
 somebody asks the job to leave; hurry: the time to wait for groups at the start is over; void: a learner or joiner gives
 its offer up; withdraw: a donor does; slow: a

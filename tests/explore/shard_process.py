@@ -36,12 +36,13 @@ class ShardProcesses(Processes):
         """What its view says of it as a host."""
         return [host for host in p.known.state_hosts if host.member == (p.group, p.incarnation)]
 
-    # ------------------------------------------------------------------------------------------------- what it is told
+    # ------------------------------------------------------------------------------------------------- what it is
+    # notified
 
-    def hear(self, p: Process) -> Process | None:
-        """The process hears its next message. Of a view, a new host reports what it has."""
+    def receive(self, p: Process) -> Process | None:
+        """The process receives its next message. Of a view, a new host reports what it has."""
         action = p.down[0].value
-        q = super().hear(p)
+        q = super().receive(p)
         if q is None or q.orders is None or not q.known.is_member:
             return q
         q = self._served(self._tidied(self._anew(q)))
@@ -60,7 +61,9 @@ class ShardProcesses(Processes):
         return p if p.known.leave else p._replace(up=self._up(p, m.Ready(p.group, p.incarnation)))
 
     def _empty(self, p: Process) -> Process:
-        empty = Process(p.group, p.incarnation, p.where, p.down, p.up, p.orders, p.birth, p.replaces, applied=-1)
+        empty = Process(
+            p.group, p.incarnation, p.where, p.down, p.up, p.orders, p.process_nonce, p.replaces, applied=-1
+        )
         return empty._replace(weights="", copies=Copies((-1,) * len(self.kept(p).weights)))
 
     def _anew(self, p: Process) -> Process:
@@ -119,12 +122,12 @@ class ShardProcesses(Processes):
             p = self._caught(p)
         return p
 
-    def _said_of_offers(self, p: Process) -> list[m.Event]:
+    def _reported_of_offers(self, p: Process) -> list[m.Event]:
         """After a Hello it reports again that it has caught up, before any vote: one that comes earlier is ignored."""
-        said = super()._said_of_offers(p)
+        reported = super()._reported_of_offers(p)
         if self.kept(p).caught == p.applied >= 0:
-            said.append(m.CaughtUp(p.group, p.incarnation, 0, p.applied, p.weights))
-        return said
+            reported.append(m.CaughtUp(p.group, p.incarnation, 0, p.applied, p.weights))
+        return reported
 
     def _have(self, p: Process, shard: int, whole: bool) -> Process:
         return p._replace(up=self._up(p, m.Have(p.group, p.incarnation, p.known.epoch, shard, whole)))

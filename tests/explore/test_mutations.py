@@ -65,7 +65,7 @@ def after_step(patch: Patch, change: Callable[[State, m.Event, State, m.Decision
     patch.setattr(machine, "step", step)
 
 
-def test_a_newcomer_that_ends_the_job_and_is_not_told(monkeypatch: Patch) -> None:
+def test_a_newcomer_that_ends_the_job_and_is_not_notified(monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "_answered", lambda outcome, group: outcome)
     finds(RETURN, "does not end from here")
 
@@ -101,8 +101,8 @@ def test_a_good_checkpoint_that_is_thrown_away_with_its_group(monkeypatch: Patch
     finds(Shape(faults=2, kinds=frozenset({"suspect"}), save_every=1), "nothing speaks against the checkpoint")
 
 
-def test_a_commit_that_only_one_group_knows_of_and_does_not_tell(monkeypatch: Patch) -> None:
-    """A group that hears a commit which the journal does not have says Hello before it applies it, and waits for
+def test_a_commit_that_only_one_group_has_seen_and_does_not_tell(monkeypatch: Patch) -> None:
+    """A group that receives a commit which the journal does not have sends Hello before it applies it, and waits for
     ever."""
     real = machine.step
     monkeypatch.setattr(
@@ -181,7 +181,7 @@ def test_a_joiner_that_is_taken_for_a_holder(monkeypatch: Patch) -> None:
     finds(BACK, "joins as a holder")
 
 
-def test_an_offer_that_is_made_where_no_donor_need_hear_of_it(monkeypatch: Patch) -> None:
+def test_an_offer_that_is_made_where_no_donor_need_learn_of_it(monkeypatch: Patch) -> None:
     real = learning.ready
 
     def ready(state: State, event: m.Ready) -> Transition:
@@ -190,20 +190,20 @@ def test_an_offer_that_is_made_where_no_donor_need_hear_of_it(monkeypatch: Patch
         return after, replace(decision, actions=[one for one in views if one.view.group == event.group])
 
     monkeypatch.setattr(learning, "ready", ready)
-    finds(BACK, "is made or kept where its donors need not hear of it")
+    finds(BACK, "is made or kept where its donors need not learn of it")
 
 
-def test_an_offer_whose_donors_hear_of_it_after_the_next_step(monkeypatch: Patch) -> None:
+def test_an_offer_whose_donors_learn_of_it_after_the_next_step(monkeypatch: Patch) -> None:
     """A commit that does not list what was offered since the step began: the copy would be of another state."""
     real = voting.vote
 
     def vote(state: State, event: m.Vote) -> Transition:
         after, decision = real(state, event)
-        told = [replace(one, serves=()) if isinstance(one, m.SendCommit) else one for one in decision.actions]
-        return after, replace(decision, actions=told)
+        reported = [replace(one, serves=()) if isinstance(one, m.SendCommit) else one for one in decision.actions]
+        return after, replace(decision, actions=reported)
 
     monkeypatch.setattr(voting, "vote", vote)
-    finds(BACK, "is made or kept where its donors need not hear of it")
+    finds(BACK, "is made or kept where its donors need not learn of it")
 
 
 def test_an_offer_that_outlives_its_donor(monkeypatch: Patch) -> None:
@@ -242,8 +242,8 @@ def test_a_group_that_is_back_in_the_step_in_which_it_was_lost_and_gets_its_old_
 
 def test_a_member_that_does_not_vote_again_when_it_is_asked_to(monkeypatch: Patch) -> None:
     def take_view(orders: member.Orders, view: View, *store: str) -> tuple[member.Orders, member.Change]:
-        told, change = real(orders, view, *store)
-        return told, member.Change.NONE if change is member.Change.SAME else change
+        reported, change = real(orders, view, *store)
+        return reported, member.Change.NONE if change is member.Change.SAME else change
 
     real = member.take_view
     monkeypatch.setattr(member, "take_view", take_view)
@@ -284,7 +284,7 @@ def test_pieces_that_move_before_all_have_answered_and_without_an_epoch(monkeypa
 
 
 @pytest.mark.full
-def test_an_ask_that_a_reconnected_group_is_not_told_again(monkeypatch: Patch) -> None:
+def test_an_ask_that_a_reconnected_group_is_not_notified_again(monkeypatch: Patch) -> None:
     """Its answer is known already, and so it begins what it has given back."""
     real = State._view
     monkeypatch.setattr(State, "_view", lambda *args: replace(real(*args), ask=None))
@@ -298,7 +298,7 @@ def test_a_group_that_votes_before_what_it_gave_back_has_moved(monkeypatch: Patc
         machine,
         "step",
         lambda state, e: (
-            transition.ignore(replace(state), "an answer is not heard") if quiet(state, e) else real(state, e)
+            transition.ignore(replace(state), "an answer is not received") if quiet(state, e) else real(state, e)
         ),
     )
     finds(replace(SLOW, faults=1), "does not end from here")

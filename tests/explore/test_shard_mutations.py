@@ -48,7 +48,7 @@ def test_a_new_host_that_counts_as_soon_as_it_is_named(monkeypatch: Patch) -> No
 
 
 def test_a_wipe_out_while_a_report_is_on_its_way(monkeypatch: Patch) -> None:
-    """The last host that counts is lost, and a new one has the state, which nobody has heard yet."""
+    """The last host that counts is lost, and a new one has the state, which nobody has received yet."""
     monkeypatch.setattr(state_shards, "lost", state_shards.uncounted)
     finds(TWICE, "need not be")
 
@@ -93,7 +93,8 @@ def test_a_drained_group_is_named_as_a_host(monkeypatch: Patch) -> None:
 
 
 def hosts_apply_early(patch: Patch) -> None:
-    """The sums of the step in flight are applied before its commit is heard, and overwrite weights that are needed."""
+    """The sums of the step in flight are applied before its commit is received, and overwrite weights that are
+    needed."""
     real = ShardProcesses.fetched
 
     def fetched(rules: ShardProcesses, p: Process, wanted: Wanted) -> Process:

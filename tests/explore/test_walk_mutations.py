@@ -28,16 +28,16 @@ Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
 
-def by_number_witness(patch: Patch) -> None:
-    patch.setattr(State, "is_witness", lambda state, group: any(group == known for known, _ in state.witnesses))
+def independent_by_number(patch: Patch) -> None:
+    patch.setattr(State, "is_independent", lambda state, group: any(group == known for known, _ in state.independent))
 
 
 def opinions_by_number(patch: Patch) -> None:
-    def heard(known: dict[MemberId, int], member: MemberId, checksum: int) -> int:
+    def received(known: dict[MemberId, int], member: MemberId, checksum: int) -> int:
         older = next((one for one in known if one[0] == member[0]), member)
         return known.setdefault(older, checksum)
 
-    patch.setattr(audits, "_heard", heard)
+    patch.setattr(audits, "_received", received)
 
 
 def saver_by_number(patch: Patch) -> None:
@@ -61,15 +61,15 @@ def between_two_offers(patch: Patch) -> None:
     patch.setattr(offers, "last_resort", last_resort)
 
 
-def nothing_is_said_to_the_older(patch: Patch) -> None:
+def older_gets_no_message(patch: Patch) -> None:
     def silent(outcome: Transition, before: list[Action]) -> Transition:
         return outcome
 
     patch.setattr(machine, "with_actions", silent)
 
 
-def early_witness(patch: Patch) -> None:
-    patch.setattr(voting, "_witnesses", lambda state: frozenset(state.live.items()))
+def early_independence(patch: Patch) -> None:
+    patch.setattr(voting, "_independent", lambda state: frozenset(state.live.items()))
 
 
 def a_vote_that_is_lost_with_its_saver(patch: Patch) -> None:
@@ -86,8 +86,8 @@ def nobody_is_called_when_all_are_lost(patch: Patch) -> None:
 
 
 FOUND: dict[str, tuple[Mutant, str, str, str]] = {
-    "a joiner in the place of a witness is one": (
-        by_number_witness,
+    "a joiner in the place of an independent member is one": (
+        independent_by_number,
         "four groups",
         "compute 2; compute 3; compute 1; compute 0; reduce 2; reduce 3; say 2; say 3; reduce 0; reduce 1; "
         "say 0; damage 0; say 1; hear 2; apply 2; hear 0; kill 3; lose 3; hear 2; hear 0; apply 0; return 3; "
@@ -97,8 +97,8 @@ FOUND: dict[str, tuple[Mutant, str, str, str]] = {
         "reduce 0; say 0",
         r"innocent group 2.0 is fenced",
     ),
-    "a joiner is a witness before it has weights of its own": (
-        early_witness,
+    "a joiner is independent before it has weights of its own": (
+        early_independence,
         "four groups",
         "kill 2; lose 2; hear 1; return 2; say 2.-1; hear 2.-1; say 2.1; hear 2.1; cut 3; damage 1; connect "
         "3; kill 0; lose 0; hear 2.1; hear 1; compute 1; say 3; hear 3; learn 2.1; compute 2.1; say 2.1; "
@@ -134,8 +134,8 @@ FOUND: dict[str, tuple[Mutant, str, str, str]] = {
         "hear 3; compute 3; reduce 3; say 3",
         r"a checkpoint of step 1 counts, its weights are '1 damaged in 1'",
     ),
-    "the older of two incarnations is told nothing": (
-        nothing_is_said_to_the_older,
+    "the older of two incarnations receives nothing": (
+        older_gets_no_message,
         "three groups",
         "say 0; twin 0; say 0.1",
         r"nobody tells it",
@@ -182,7 +182,7 @@ def test_the_judge_sees_what_walks_have_found(monkeypatch: Patch, name: str) -> 
 @pytest.mark.parametrize(
     ("mutant", "shape", "number", "what"),
     [
-        (nothing_is_said_to_the_older, "three groups", 410, "nobody tells it"),
+        (older_gets_no_message, "three groups", 410, "nobody tells it"),
         (between_two_offers, "four groups", 701, "wiped out and need not be"),
     ],
 )

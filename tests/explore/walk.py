@@ -17,7 +17,7 @@ MOVES_MAX = 20_000
 
 def walk(model: Model, numbers: Iterable[int]) -> tuple[World, list[str]]:
     """Each number chooses the next move, which is a fault in one of ten cases. Returns the last world and the moves."""
-    model.do.heard = []
+    model.do.received = []
     world, moves = model.start(), list[str]()
     for number in numbers:
         there = list(model.moves(world))
@@ -43,15 +43,15 @@ def run_out(model: Model, world: World, moves: list[str], seed: int = 0) -> Worl
 def journalled(model: Model, world: World, path: Path) -> None:
     """Write the journal of a walk as the coordinator writes it, and check that its replay leads to the same state by
     the same actions. The model must have recorded the walk's events from the beginning."""
-    assert model.do.heard is not None, "the events of the walk were not recorded"
+    assert model.do.received is not None, "the events of the walk were not recorded"
     state = initial_state()
     journal = Journal(path, Replayed(), clock=lambda: 0.0)
-    for event in model.do.heard:
+    for event in model.do.received:
         state, decision = step(state, event)
         journal.append(event, decision)
     journal.close()
     again = replay(path)
-    assert again.records == len(model.do.heard)
+    assert again.records == len(model.do.received)
     brains = model.do.brains
     assert brains.of(again.state) is brains.of(state) is world.brain, "the journal's replay gives another state"
 

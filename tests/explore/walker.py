@@ -41,8 +41,8 @@ class Finding:
     """Seed of the order in which the job went on without faults after the moves; None: the moves themselves fail."""
 
     def __str__(self) -> str:
-        told = tell(Model(self.shape), self.moves)
-        lines = "\n".join(f"{n:4d}  {line}" for n, line in enumerate(told, 1))
+        reported = tell(Model(self.shape), self.moves)
+        lines = "\n".join(f"{n:4d}  {line}" for n, line in enumerate(reported, 1))
         return f"{self.what}\nseed {self.seed}, {self.shape}\nafter {len(self.moves)} moves:\n{lines}\n" + (
             f"play it: {'; '.join(self.moves)}"
         )
@@ -136,13 +136,13 @@ def walks(
 ) -> dict[str, Figures]:
     """Walk through these shapes in turn for so many seconds of CPU time. Returns the figures of each."""
     walkers = {name: Walker(shape, f"{seed}/{name}") for name, shape in shapes.items()}
-    until_s, number, said_s = time.process_time() + seconds, 0, time.monotonic()
+    until_s, number, reported_s = time.process_time() + seconds, 0, time.monotonic()
     while time.process_time() < until_s:
         for walker in walkers.values():
             walker.walk(number)
         number += 1
-        if progress is not None and time.monotonic() - said_s > 2:
-            said_s = time.monotonic()
+        if progress is not None and time.monotonic() - reported_s > 2:
+            reported_s = time.monotonic()
             progress(str(summed(walker.figures for walker in walkers.values())))
     return {name: walker.figures for name, walker in walkers.items()}
 
@@ -188,7 +188,7 @@ class _Habits:
         return usual(model, w, self._order, self._speed)
 
     def _speed(self, p: Process) -> float:
-        key = (p.group, p.incarnation, p.birth)
+        key = (p.group, p.incarnation, p.process_nonce)
         if key not in self._speeds:
             self._speeds[key] = self._order.choice(self._paces)
         return self._speeds[key]

@@ -51,9 +51,9 @@ class World(NamedTuple):
         return self.brain.state.incarnation_of(p.group) == self.incarnation(p)
 
     def incarnation(self, p: Process) -> int:
-        """The incarnation of a process, which it may not have been told yet."""
-        given, birth = self.brain.state.births.get(p.group, (-1, ""))
-        return given if p.incarnation < 0 and birth == p.birth else p.incarnation
+        """The incarnation of a process, which it may not have been notified yet."""
+        given, process_nonce = self.brain.state.process_nonces.get(p.group, (-1, ""))
+        return given if p.incarnation < 0 and process_nonce == p.process_nonce else p.incarnation
 
     def counts(self, p: Process) -> bool:
         """Whether the process is, or may become, a member, so that its launcher starts no other one for its group."""

@@ -97,10 +97,10 @@ def outcome(main: Callable[[Sequence[str]], int], words: Sequence[str]) -> tuple
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = main(words)
     assert code in (0, 2), (code, err.getvalue())
-    said = err.getvalue().splitlines()[-1] if code else ""
+    reported = err.getvalue().splitlines()[-1] if code else ""
     assert "Traceback" not in err.getvalue()
-    assert not code or (": " in said and len(said) < 2000), err.getvalue()
-    return code, out.getvalue(), said
+    assert not code or (": " in reported and len(reported) < 2000), err.getvalue()
+    return code, out.getvalue(), reported
 
 
 NUMBERS = st.sampled_from(

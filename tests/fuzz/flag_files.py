@@ -80,15 +80,15 @@ def examine(folder: Path, case: tuple[str, bytes, list[Edit]]) -> None:
     flag, raw, edits = case
     path = folder / "file"
     path.write_bytes(edited(raw, edits))
-    args, said = None, ""
+    args, reported = None, ""
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             _, args = job_of(f"{flag} {path}", drop=("--mock-data", *(OF_THE_FILE if flag == "--yaml-cfg" else ())))
     except ConfigError as error:
-        said = str(error)
-    assert "\n" not in said, said
+        reported = str(error)
+    assert "\n" not in reported, reported
     if args is None:
-        assert said
+        assert reported
         return
     if flag != "--yaml-cfg":
         named, per_split = blends(args)

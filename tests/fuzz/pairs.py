@@ -19,11 +19,11 @@ DOCUMENTS = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_si
 CASES = st.tuples(DOCUMENTS, st.sampled_from(["uint16", "int32"]), EDITS, EDITS)
 
 
-def check_sentence(said: str, prefix: str, changed: bool) -> None:
+def check_sentence(reported: str, prefix: str, changed: bool) -> None:
     """A refusal is one sentence with the path, and of changed files only."""
-    assert "\n" not in said
-    assert prefix in said
-    assert changed, said
+    assert "\n" not in reported
+    assert prefix in reported
+    assert changed, reported
 
 
 def examine(folder: Path, case: tuple[list[list[int]], str, list[Edit], list[Edit]]) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.cli import report, status
 from tests.fuzz import EDITS, Edit, edited, outcome
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 from tests.pure.written_job import Written
 
 CASES = st.lists(
@@ -23,7 +23,7 @@ CASES = st.lists(
 
 
 def examine(folder: Path, case: list[tuple[int, list[Edit] | bytes | None]]) -> None:
-    run = Written(folder, ToldJob())
+    run = Written(folder, ScriptedJob())
     run.job.step()
     run.job.lose(1)
     run.job.step()
@@ -41,11 +41,11 @@ def examine(folder: Path, case: list[tuple[int, list[Edit] | bytes | None]]) -> 
         else:
             path.write_bytes(how)
     changed = [path for path in files if not path.exists() or path.read_bytes() != before[path]]
-    code, out, said = outcome(status.main, [str(folder), "--json"])
-    assert code == 0 or run.dir.status in changed, said
+    code, out, reported = outcome(status.main, [str(folder), "--json"])
+    assert code == 0 or run.dir.status in changed, reported
     if code == 0 and run.dir.status not in changed:
         assert json.loads(out)["step"] == 3
     outcome(status.main, [str(folder)])
     outcome(status.main, [str(folder), "--wall-time"])
-    code, _, said = outcome(report.main, [str(folder), "-o", str(folder / "out.html")])
-    assert code == 0 or changed, said
+    code, _, reported = outcome(report.main, [str(folder), "-o", str(folder / "out.html")])
+    assert code == 0 or changed, reported

@@ -84,10 +84,10 @@ def examine(folder: Path, case: tuple[str, list[list[str]], list[Edit], list[Edi
     path = folder / f"in.{kind}"
     path.write_bytes(edited(packed(kind, frames, of_text), of_file))
     words = ["--input", str(path), "--output-prefix", str(folder / "out"), *NULL, "--append-eod"]
-    code, _, said = outcome(command.main, words)
+    code, _, reported = outcome(command.main, words)
     if code == 2:
-        assert not list(folder.glob("out*")), said
-        assert of_text or of_file, said
+        assert not list(folder.glob("out*")), reported
+        assert of_text or of_file, reported
         return
     texts = [document["text"] for document in unpacked(kind, path.read_bytes())]
     lists = [text if isinstance(text, list) else [text] for text in texts]

@@ -64,6 +64,6 @@ def examine(folder: Path, case: list[tuple[str, list[Edit] | bytes | str | None]
     for step in STEPS:
         if not unchecked[step]:
             assert (str(save / f"iter_{step:07d}") in damaged) == (not whole[step]), damaged
-    said = after[TRACKER]
-    right = said is not None and said.decode(errors="replace").strip() == "20"
-    assert (str(save / TRACKER) in damaged) == (not right), (said, damaged)
+    reported = after[TRACKER]
+    right = reported is not None and reported.decode(errors="replace").strip() == "20"
+    assert (str(save / TRACKER) in damaged) == (not right), (reported, damaged)

@@ -1,4 +1,4 @@
-"""Bad input is refused by name; a missing compiler or a library of another version is told in one sentence."""
+"""Bad input is refused by name; a missing compiler or a library of another version is reported in one sentence."""
 
 from __future__ import annotations
 

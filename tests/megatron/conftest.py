@@ -1,4 +1,4 @@
-"""A calm job that the tests of several files compare with."""
+"""A failure-free job that the tests of several files compare with."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def routing_losses(case: dict[str, Any], config: Any, scale: float, step: int) -
         return {}
     found: dict[str, Any] = {}
     kinds = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
-    told = {
+    reported = {
         "force_initialize": True,
         "track_names": [kinds[config.moe_router_load_balancing_type], *(["z_loss"] * bool(config.moe_z_loss_coeff))],
         "num_layers": case["hybrid"].count("E") if case.get("hybrid") else config.num_layers,
@@ -142,9 +142,9 @@ def routing_losses(case: dict[str, Any], config: Any, scale: float, step: int) -
     except ImportError:
         from megatron.core.transformer.moe.moe_utils import track_moe_metrics
 
-        track_moe_metrics(scale, step, **told)
+        track_moe_metrics(scale, step, **reported)
     else:
-        get_moe_metrics_tracker().report(scale, step, **told)
+        get_moe_metrics_tracker().report(scale, step, **reported)
     return found
 
 
@@ -192,13 +192,13 @@ def build(case: dict[str, Any]) -> tuple[list[Any], Any, TransformerConfig]:
         model = Float16Module(config, model) if half else model
         chunks.append(_wrapped(config, model, stage, shared))
     optimizer = {**toy.OPTIMIZER, **case.get("optimizer", {})}
-    told = OptimizerConfig(**optimizer, use_distributed_optimizer=shared, bf16=config.bf16)
-    told.params_dtype = config.params_dtype
+    reported = OptimizerConfig(**optimizer, use_distributed_optimizer=shared, bf16=config.bf16)
+    reported.params_dtype = config.params_dtype
     kinds = None
     if getattr(config, "use_mup", False):  # as Megatron-LM's setup_model_and_optimizer
-        by_width = core_optimizer.get_mup_config_overrides(told, config.mup_width_mult, told.optimizer)
-        kinds = {**core_optimizer.get_standard_config_overrides(told), **by_width}
-    return chunks, get_megatron_optimizer(told, chunks, kinds, use_gloo_process_groups=False), config
+        by_width = core_optimizer.get_mup_config_overrides(reported, config.mup_width_mult, reported.optimizer)
+        kinds = {**core_optimizer.get_standard_config_overrides(reported), **by_width}
+    return chunks, get_megatron_optimizer(reported, chunks, kinds, use_gloo_process_groups=False), config
 
 
 def hybrid_chunk(case: dict[str, Any], config: Any, vp_stage: int | None, shared: bool) -> DistributedDataParallel:

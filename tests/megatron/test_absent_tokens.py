@@ -45,11 +45,11 @@ def test_append_eod_without_an_end_token_is_refused(
     words = ["--input", str(path), "--output-prefix", str(tmp_path / "out"), *without_end(tmp_path, kind)]
     words += ["--workers", workers]
     assert command.main([*words, "--append-eod"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert said[-1].startswith("spare-preprocess: --append-eod needs an end-of-document token, but ")
-    assert str(tmp_path) in said[-1]
-    assert f"--tokenizer-type {kind}Tokenizer" in said[-1]
-    assert "leave the flag out" in said[-1]
+    reported = capsys.readouterr().err.splitlines()
+    assert reported[-1].startswith("spare-preprocess: --append-eod needs an end-of-document token, but ")
+    assert str(tmp_path) in reported[-1]
+    assert f"--tokenizer-type {kind}Tokenizer" in reported[-1]
+    assert "leave the flag out" in reported[-1]
     assert not list(tmp_path.glob("out*"))
     assert command.main(words) == 0
 

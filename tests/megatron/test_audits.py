@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron.test_exact import DENSE, EXPERTS, said, train
+from tests.megatron.test_exact import DENSE, EXPERTS, reported, train
 
 INTERLEAVED = (
     *("--pipeline-model-parallel-size", "2", "--num-virtual-stages-per-pipeline-rank", "2", "--num-layers", "4"),
@@ -24,8 +24,9 @@ def test_a_wrong_gradient_is_found_and_leaves_no_trace(tmp_path: Path, dense: st
     inject = "bitflip:group=1,position=1,step=4,at=gradient,n=2"
     job, found = train(tmp_path / "flip", 3, (*DENSE, "--spare-audit-rate", "1"), inject)
     assert found == dense
-    assert "group 1 (rank 1) corrupt: its gradient of piece 6 in step 4 differs from that of groups 0 and 2" in said(
-        job
+    assert (
+        "group 1 (rank 1) corrupt: its gradient of piece 6 in step 4 differs from that of groups 0 and 2"
+        in reported(job)
     )
 
 
@@ -35,7 +36,7 @@ def test_deaths_raise_no_false_alarm(tmp_path: Path, dense: str) -> None:
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=0,position=1,step=4,at=backward,n=1")
     job, killed = train(tmp_path / "killed", 3, (*DENSE, "--spare-audit-rate", "0.5"), *kills)
     assert killed == dense
-    assert "different gradients" not in said(job)
+    assert "different gradients" not in reported(job)
 
 
 @pytest.mark.full
@@ -44,9 +45,9 @@ def test_deaths_raise_no_false_alarm(tmp_path: Path, dense: str) -> None:
 @pytest.mark.parametrize("method", ["exact", "exact32"])
 def test_audits_see_what_owners_compute(tmp_path: Path, flags: tuple[str, ...], method: str) -> None:
     words = (*flags, "--spare-reduce", method)
-    _, calm = train(tmp_path / "calm", 3, words)
+    _, failure_free = train(tmp_path / "failure-free", 3, words)
     job, audited = train(
         tmp_path / "audited", 3, (*words, "--spare-audit-rate", "0.6"), "sigkill:group=2,step=4,at=vote"
     )
-    assert audited == calm
-    assert "different gradients" not in said(job)
+    assert audited == failure_free
+    assert "different gradients" not in reported(job)

@@ -61,7 +61,7 @@ def test_sizes_are_those_of_megatron(plan: BatchPlan) -> None:
 
 
 @pytest.mark.parametrize("plan", plans(seed=8, count=20), ids=str)
-def test_steps_of_a_job_told_in_samples(plan: BatchPlan) -> None:
+def test_steps_of_a_job_given_in_samples(plan: BatchPlan) -> None:
     other = calculator(plan)
     for samples in (plan.full, 3 * plan.full + 1, 40 * plan.full):
         steps = consumed = 0

@@ -82,8 +82,8 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     finally:
         world.destroy()
         user_state.clear()
-    told = {name: torch.cat([sample[name] for sample in samples]).tolist() for name in ("tokens", "labels")}
-    return {"loss": loss, "padded_vocab_size": args.padded_vocab_size, **told}
+    reported = {name: torch.cat([sample[name] for sample in samples]).tolist() for name in ("tokens", "labels")}
+    return {"loss": loss, "padded_vocab_size": args.padded_vocab_size, **reported}
 
 
 def worker(_rank: int, store: Any, directories: dict[str, str]) -> dict[str, Any]:

@@ -146,13 +146,13 @@ def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None
         group_checkpoint.save(path, engine.replica, optimizer=False, step=1, consumed_samples=16)
         names = list(model_tensors(path, optimizer=True))
         groups.one_step(engine, peers, one, 0, 2)
-        said = ""
+        reported = ""
         try:
             group_checkpoint.load(path, engine.replica)
         except ConfigError as error:
-            said = str(error)
+            reported = str(error)
         step = group_checkpoint.load(path, engine.replica, optimizer=False).step
-        return {"names": names, "said": said, "step": step, "same": weights(engine) == saved}
+        return {"names": names, "said": reported, "step": step, "same": weights(engine) == saved}
     finally:
         groups.group_world.destroy()
 
@@ -283,7 +283,7 @@ def test_plain_megatron_core_reads_it(results: list[Any]) -> None:
 
 
 def test_rates_are_those_that_the_flags_or_the_checkpoint_say(results: list[Any]) -> None:
-    """Parameter groups that differ in their rates alone are told apart; the schedule that is asked for counts."""
+    """Parameter groups that differ in their rates alone are distinguished; the schedule that is asked for counts."""
     found = results[0]["rates"]
     saved = found["saved"]
     assert len(set(saved)) == 2

@@ -106,10 +106,10 @@ def test_a_job_passes_over_the_damaged_one(save: Path, tmp_path: Path, capsys: p
         data = largest.read_bytes()
     largest.write_bytes(data)
     assert [line["step"] for line in lines] == list(range(OLDER + 1, LAST + 1))
-    said = (job.run_dir / "logs" / "group-0" / "rank-0.log").read_text()
-    assert f"A DAMAGED CHECKPOINT IS PASSED OVER: {largest} differs from its checksum" in said
-    assert f"{iteration_name(OLDER)}: step {OLDER}, {2 * OLDER} samples consumed" in said
-    assert "Traceback" not in said + (job.run_dir / "launch.out").read_text()
+    reported = (job.run_dir / "logs" / "group-0" / "rank-0.log").read_text()
+    assert f"A DAMAGED CHECKPOINT IS PASSED OVER: {largest} differs from its checksum" in reported
+    assert f"{iteration_name(OLDER)}: step {OLDER}, {2 * OLDER} samples consumed" in reported
+    assert "Traceback" not in reported + (job.run_dir / "launch.out").read_text()
     assert iterations(save) == [LAST, NEWER, OLDER]
     assert verify(save, capsys)[0] == 0
 
@@ -123,11 +123,11 @@ def test_a_flipped_byte_in_any_file_is_found(save: Path, capsys: pytest.CaptureF
     for path in [*files, save / TRACKER]:
         for position, bits in flips(path, chance):
             with flipped(path, position, bits):
-                code, said = verify(save, capsys)
+                code, reported = verify(save, capsys)
                 good, _ = last_good(save)
             where = f"{path.name}, byte {position} ^ {bits}"
             assert code == 1, where
-            assert path.name in said, where
+            assert path.name in reported, where
             assert good == (newest if path.name == TRACKER else save / iteration_name(iterations(save)[1])), where
             tried += 1
     with capsys.disabled():

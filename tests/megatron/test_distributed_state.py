@@ -81,8 +81,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[st
     def found(kind: str) -> dict[str, Any]:
         directory = tmp_path_factory.mktemp(kind)
         tasks = [(kind, str(directory))] * 4
-        told: dict[str, Any] = run_ranks("tests.megatron.test_distributed_state:worker", tasks, timeout_s=380.0)[0]
-        return told
+        reported: dict[str, Any] = run_ranks("tests.megatron.test_distributed_state:worker", tasks, timeout_s=380.0)[0]
+        return reported
 
     return found
 

@@ -120,16 +120,16 @@ def evaluation(rank: int, store: Any) -> dict[str, Any]:
 
 
 def progress(rank: int, store: Any) -> dict[str, Any]:
-    """What the hook hears during two segments, with and without virtual stages."""
+    """What the hook receives during two segments, with and without virtual stages."""
     from torch.distributed import PrefixStore
 
     result = {}
     for name, virtual in (("PP2", None), ("PP2 x V2", 2)):
         with Group(one_group(pipeline=2, virtual=virtual), rank, PrefixStore(name, store)) as engine:
-            heard: list[tuple[str, int]] = []
-            engine.on_piece = lambda phase, n, heard=heard: heard.append((phase, n))
+            received: list[tuple[str, int]] = []
+            engine.on_piece = lambda phase, n, received=received: received.append((phase, n))
             alone(engine, 1, [[0, 1, 2, 3, 4, 5, 6], [7]])
-            result[name] = heard
+            result[name] = received
     return result
 
 
@@ -240,14 +240,14 @@ def test_evaluation_is_a_sum_over_pieces_and_leaves_training_alone(results: list
 
 
 @pytest.mark.parametrize("name", ["PP2", "PP2 x V2"])
-def test_hook_hears_each_piece_once_forward_and_backward(results: list[Any], name: str) -> None:
+def test_hook_receives_each_piece_once_forward_and_backward(results: list[Any], name: str) -> None:
     expected = [*range(7), 0]
     for rank in (0, 1):
-        heard = results[rank]["progress"][name]
-        assert [n for phase, n in heard if phase == "forward"] == expected
-        assert [n for phase, n in heard if phase == "backward"] == expected
+        received = results[rank]["progress"][name]
+        assert [n for phase, n in received if phase == "forward"] == expected
+        assert [n for phase, n in received if phase == "backward"] == expected
         for n in range(7):
-            assert heard.index(["forward", n]) < heard.index(["backward", n])
+            assert received.index(["forward", n]) < received.index(["backward", n])
 
 
 def test_group_without_pieces_reports_zeros_under_the_same_names(results: list[Any]) -> None:

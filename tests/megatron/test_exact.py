@@ -1,7 +1,7 @@
 """Exact sums on real Megatron jobs: whatever fails, and however many groups there are, the bits are the same.
 
-Each run saves its last step; the sha256 over all weights and optimizer moments must equal that of a calm run of one
-group.
+Each run saves its last step; the sha256 over all weights and optimizer moments must equal that of a failure-free run of
+one group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAGS = (
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--eval-iters", "0", "--num-workers", "0"),
     *("--save-interval", str(STEPS), "--split", "100,0,0", "--spare-heartbeat-timeout-s", "60"),
 )
-"""Losses are told by the launcher here; a rank that a busy machine starves for seconds is none."""
+"""Losses are reported by the launcher here; a rank that a busy machine starves for seconds is none."""
 ALONE = ("--spare-piece-microbatches", "1")
 """Of a job of one group, which would choose larger pieces than several groups do."""
 DENSE = ("--pipeline-model-parallel-size", "2", "--global-batch-size", "12")
@@ -61,8 +61,8 @@ def train(run_dir: Path, groups: int, flags: tuple[str, ...], *inject: str, code
     return job, "" if code else digest(run_dir / "save" / f"iter_{STEPS:07d}", optimizer=True)
 
 
-def said(job: Job) -> str:
-    """What the coordinator said of its decisions."""
+def reported(job: Job) -> str:
+    """What the coordinator reported of its decisions."""
     return (job.run_dir / "launch.out").read_text()
 
 
@@ -86,26 +86,26 @@ def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: 
     )
     job, found = train(tmp_path / "sums", 3, DENSE, *inject)
     assert found == dense
-    assert "group 1 failed step 2 in epoch 1: rank 1: the reduced result of" in said(job)
-    assert "group 2 corrupt: rank 0: the accumulator of" in said(job)
+    assert "group 1 failed step 2 in epoch 1: rank 1: the reduced result of" in reported(job)
+    assert "group 2 corrupt: rank 0: the accumulator of" in reported(job)
     job, found = train(tmp_path / "weights", 3, DENSE, f"bitflip:group=0,position=1,step={STEPS},at=weights")
     assert found == dense
     place = f"group 0 (rank 1) diverged: its weights after step {STEPS} differ from the majority's: in "
-    assert place in said(job)
+    assert place in reported(job)
     job, found = train(tmp_path / "moments", 3, DENSE, "bitflip:group=1,position=0,step=2,at=optimizer")
     assert found == dense
     place = (
         "group 1 (rank 0) diverged: its weights after step 2 differ from the majority's: in exp_avg_sq of state shard 2"
     )
-    assert place in said(job)
+    assert place in reported(job)
 
 
 @pytest.mark.timeout(600)
 def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp_path: Path) -> None:
     inject = "bitflip:group=0,position=0,step=3,at=weights"
     job, _ = train(tmp_path, 2, (*DENSE, "--save-interval", "1"), inject, code=1)
-    assert "the weights after step 3 differ between groups and no majority agrees" in said(job)
-    assert "the last good checkpoint is step 2" in said(job)
+    assert "the weights after step 3 differ between groups and no majority agrees" in reported(job)
+    assert "the last good checkpoint is step 2" in reported(job)
     kept = sorted(path.name for path in (tmp_path / "save").glob("iter_*"))
     assert kept == ["iter_0000001", "iter_0000002"], "group 0 saves: its step 3 has the damaged weights"
 
@@ -122,9 +122,9 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
     ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute", "D2 fp16 split optimizer", "MoE EP2 split optimizer"],
 )
 def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tuple[str, ...]) -> None:
-    _, calm = train(tmp_path / "calm", 1, flags)
+    _, failure_free = train(tmp_path / "failure-free", 1, flags)
     _, killed = train(tmp_path / "killed", groups, flags, "sigkill:group=1,step=3,at=backward")
-    assert killed == calm
+    assert killed == failure_free
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -133,9 +133,9 @@ def test_experts_and_inner_data_ranks_too(tmp_path: Path, groups: int, flags: tu
 def test_groups_that_share_a_gpu_too(tmp_path: Path, reduce: str) -> None:
     """Computing and kernels on the GPU, sums over groups on the host: NCCL wants a GPU for each rank."""
     flags = ("--bf16", "--global-batch-size", "12", "--spare-comm", "gloo", "--spare-reduce", reduce)
-    _, calm = train(tmp_path / "calm", 3, flags)
+    _, failure_free = train(tmp_path / "failure-free", 3, flags)
     _, killed = train(tmp_path / "killed", 3, flags, "sigkill:group=1,step=3,at=reduce")
-    assert killed == calm
+    assert killed == failure_free
 
 
 @pytest.mark.timeout(600)
@@ -143,8 +143,8 @@ def test_32_bits_leave_no_trace_either(tmp_path: Path) -> None:
     flags = (*DENSE, "--spare-reduce", "exact32")
     inject = ("sigkill:group=2,step=3,at=reduce", "bitflip:group=0,position=1,step=4,at=reduce")
     job, killed = train(tmp_path / "killed", 3, flags, *inject)
-    assert "group 0 failed step 4 in epoch 2: rank 1: the reduced result of" in said(job)
-    assert killed == train(tmp_path / "calm", 1, flags)[1]
+    assert "group 0 failed step 4 in epoch 2: rank 1: the reduced result of" in reported(job)
+    assert killed == train(tmp_path / "failure-free", 1, flags)[1]
 
 
 @pytest.mark.full
@@ -161,9 +161,9 @@ def test_bf16_on_the_wire_keeps_to_its_tolerance(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_a_group_that_is_relieved_of_its_pieces_leaves_the_same_bits(tmp_path: Path) -> None:
     flags = (*DENSE[:-1], "48")
-    calm = train(tmp_path / "calm", 1, flags)[1]
+    failure_free = train(tmp_path / "failure-free", 1, flags)[1]
     relief = ("--spare-schedule", "tickets", "--spare-relief", "--spare-heartbeat-timeout-s", "10")
     job, found = train(tmp_path / "slow", 3, (*flags, *relief), "slow=4x:group=1,step=2")
-    assert found == calm
+    assert found == failure_free
     assert sum(line["pieces_given"] for line in job.metrics) > 0, job.metrics
     assert not any(line["recovery"] for line in job.metrics)

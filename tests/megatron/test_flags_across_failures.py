@@ -30,8 +30,8 @@ WITHOUT_EFFECT = (
     *("--cuda-graph-impl", "local", "--cuda-graph-modules", "attn", "mlp", "--te-rng-tracker"),
     *("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--eval-global-batch-size", "16"),
 )
-"""What only saves time or memory in Megatron, or always holds here; the job that is killed has these, the calm one has
-not."""
+"""What only saves time or memory in Megatron, or always holds here; the job that is killed has these, the failure-free
+one has not."""
 
 
 def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
@@ -43,13 +43,13 @@ def train(run_dir: Path, *inject: str, more: tuple[str, ...] = ()) -> tuple[list
 
 
 @pytest.mark.timeout(600)
-def test_a_scheduled_batch_and_all_figures_are_those_of_the_calm_run(tmp_path: Path) -> None:
-    calm, expected = train(tmp_path / "calm")
+def test_a_scheduled_batch_and_all_figures_are_those_of_the_failure_free_run(tmp_path: Path) -> None:
+    failure_free, expected = train(tmp_path / "failure-free")
     lines, found = train(tmp_path / "killed", "sigkill:group=1,step=5,at=backward,n=3", more=WITHOUT_EFFECT)
     assert found == expected
     schedule = SIZES.schedule()
     assert [schedule.size(step) for step in range(1, STEPS + 1)] == [4, 4, *[16] * 4, *[8] * 4]
-    for line, other in zip(lines, calm, strict=True):
+    for line, other in zip(lines, failure_free, strict=True):
         step = line["step"]
         assert line["pieces"] == schedule.size(step), f"one sample a piece, step {step}"
         assert line["tokens"] == 16 * schedule.size(step)

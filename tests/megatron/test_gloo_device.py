@@ -46,10 +46,10 @@ def worker(_rank: int, store: Any, interface: str) -> dict[str, Any]:
         counts[name] = devices()
         group = dist.new_group([0])
         counts[f"{name}, and a group made later"] = devices()
-        told = [None]
-        dist.all_gather_object(told, "here", group=group)
+        reported = [None]
+        dist.all_gather_object(reported, "here", group=group)
         world.barrier()
-        assert told == ["here"]
+        assert reported == ["here"]
         assert dist.get_backend() == "gloo"
         world.destroy()
     return counts

@@ -87,10 +87,10 @@ def plant(directory: Path, name: str, content: Any) -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> None:
-    said = capsys.readouterr().err
-    assert code == 2, said
-    assert said.count("\n") == 1, said
-    assert all(word in said for word in ("is refused", *words)), said
+    reported = capsys.readouterr().err
+    assert code == 2, reported
+    assert reported.count("\n") == 1, reported
+    assert all(word in reported for word in ("is refused", *words)), reported
 
 
 COMMANDS: dict[str, Callable[[Path], int]] = {
@@ -302,6 +302,6 @@ def test_a_job_does_not_start_from_it(directory: Path, marker: Path, tmp_path: P
     shape: dict[str, Any] = {"groups": 1, "group_size": None}
     job = launch(tmp_path / "run", *FLAGS, "--load", str(directory.parent), **shape, script="pretrain_gpt.py")
     assert job.process.wait(timeout=110) == 2
-    said = (job.run_dir / "launch.out").read_text() + (job.run_dir / "logs/group-0/rank-0.log").read_text()
-    assert f"{name} is refused: it names posix.mkdir" in said
-    assert "Traceback" not in said
+    reported = (job.run_dir / "launch.out").read_text() + (job.run_dir / "logs/group-0/rank-0.log").read_text()
+    assert f"{name} is refused: it names posix.mkdir" in reported
+    assert "Traceback" not in reported

@@ -73,10 +73,10 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path) -> None:
     flags = (*model, "--spare-redundancy", "3", "--spare-max-group-restarts", "3")
     job = train(tmp_path / "run", 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
-    calm = train(tmp_path / "calm", 1, *model, "--exit-interval", str(max(found)))
-    calm.finish(timeout_s=400.0)
-    check_same(found, voted(calm))
-    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    failure_free = train(tmp_path / "failure-free", 1, *model, "--exit-interval", str(max(found)))
+    failure_free.finish(timeout_s=400.0)
+    check_same(found, voted(failure_free))
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, failure_free))
     assert one == other, "weights or optimizer differ"
     assert job.metrics[-1]["mtp_1 loss"] < job.metrics[0]["mtp_1 loss"]
 
@@ -102,5 +102,5 @@ def test_a_gpt_goes_on_as_the_hybrid_model_of_its_layers(tmp_path: Path, layers:
     load = ("--load", str(tmp_path / "hybrid" / "save"))
     back = train(tmp_path / "back", 1, *gpt, *same, *load, script="pretrain_gpt.py")
     back.finish(code=ExitCode.BAD_INPUT, timeout_s=300.0)
-    said = (back.run_dir / "launch.out").read_text()
-    assert "is of a hybrid model, and this one is a GPT; run pretrain_hybrid.py" in said
+    reported = (back.run_dir / "launch.out").read_text()
+    assert "is of a hybrid model, and this one is a GPT; run pretrain_hybrid.py" in reported

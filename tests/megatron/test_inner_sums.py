@@ -106,7 +106,7 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
     reduced = results_of(engine.conversion(), given)
     scalars = engine.scalars()
     accumulators_fault = partial(engine.accumulators_fault, suspected=True)
-    exact, calm = engine.exact, [accumulators_fault(), engine.result_fault(reduced)]
+    exact, failure_free = engine.exact, [accumulators_fault(), engine.result_fault(reduced)]
     shared = [number for number, buffer in enumerate(exact._buffers) if buffer.sum.group.size() > 1]
     kept = [(slot, part) for slot, part in exact._kept if exact._slots[slot].buffer in shared]
     missed = []
@@ -122,10 +122,10 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
             bits = values.view(torch.int32) if values.is_floating_point() else values
             at, bit = start + place, draw.randrange(values.element_size() * 8 - 1)
             bits[at] ^= 1 << bit
-            said = fault()
+            reported = fault()
             bits[at] ^= 1 << bit
-            if said != f"the {what} of {one.name} does not have the checksum of its pieces":
-                missed.append(f"{what} of {one.name} at {at}, bit {bit}: {said!r}")
+            if reported != f"the {what} of {one.name} does not have the checksum of its pieces":
+                missed.append(f"{what} of {one.name} at {at}, bit {bit}: {reported!r}")
     slot, part = draw.choice(kept)
     damaged = [tensor.clone() for tensor in given]
     damaged[exact._slots[slot].buffer][part.at] ^= 1
@@ -146,8 +146,8 @@ def checked(engine: Any, draw: random.Random) -> dict[str, Any]:
         exact.format.adopt(values)
     after = {"all": engine.weights_digest(), **engine.weights_checksums()}
     return {
-        "told of other scales": sorted(name for name in before if before[name] != after[name]),
-        "calm": calm,
+        "voted with other scales": sorted(name for name in before if before[name] != after[name]),
+        "failure-free": failure_free,
         "flips": FLIPS * len(places),
         "missed": missed,
         "digests": [digest, engine.result_digest(reduced, scalars), *other],
@@ -169,7 +169,7 @@ def results() -> dict[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("name", CASES)
 def test_flipped_bits_are_named_wherever_they_strike(results: dict[str, list[dict[str, Any]]], name: str) -> None:
     for found in results[name]:
-        assert found["calm"] == ["", ""]
+        assert found["failure-free"] == ["", ""]
         assert found["missed"] == []
         assert found["flips"] == 3 * FLIPS
         assert any(found["scattered"]) == (name == "split")
@@ -185,15 +185,15 @@ def test_a_sum_that_is_damaged_before_it_is_converted_is_named(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_other_scales_are_told_by_what_is_voted(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_other_scales_are_notified_by_what_is_voted(results: dict[str, list[dict[str, Any]]], name: str) -> None:
     """Integers of other scales have the checksums of their pieces all the same, and whoever owns them converts for
     all."""
     for found in results[name]:
-        assert found["told of other scales"] == ["all", "scales_of_exact_sums"]
+        assert found["voted with other scales"] == ["all", "scales_of_exact_sums"]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_result_is_told_by_what_is_beside_it_too(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_a_result_is_notified_by_what_is_beside_it_too(results: dict[str, list[dict[str, Any]]], name: str) -> None:
     for found in results[name]:
         digest, again, *others = found["digests"]
         assert digest == again
@@ -201,7 +201,7 @@ def test_a_result_is_told_by_what_is_beside_it_too(results: dict[str, list[dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_quotient_beyond_fp32_is_told(results: dict[str, list[dict[str, Any]]], name: str) -> None:
+def test_a_quotient_beyond_fp32_is_notified(results: dict[str, list[dict[str, Any]]], name: str) -> None:
     """Sums of this model are near 1."""
     for found in results[name]:
         assert found["infinite"] == [False, False, True, True]

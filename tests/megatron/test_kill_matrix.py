@@ -42,7 +42,7 @@ TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Calm:
+class FailureFree:
     """A layout, and what its run without failures gave."""
 
     layout: str
@@ -68,14 +68,14 @@ def values(lines: Sequence[dict[str, Any]]) -> list[float]:
 
 
 @pytest.fixture(scope="module", params=sorted(LAYOUTS))
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
-    job = start(tmp_path_factory.mktemp("calm"), request.param)
+def failure_free(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FailureFree:
+    job = start(tmp_path_factory.mktemp("failure-free"), request.param)
     lines = job.finish(timeout_s=400)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    return Calm(request.param, [line["loss"] for line in lines], values(lines), saved(job))
+    return FailureFree(request.param, [line["loss"] for line in lines], values(lines), saved(job))
 
 
-def finish(job: Job, calm: Calm, victims: Sequence[int], ranks: set[int]) -> list[dict[str, Any]]:
+def finish(job: Job, failure_free: FailureFree, victims: Sequence[int], ranks: set[int]) -> list[dict[str, Any]]:
     """Wait for the end and check all that this module promises; ``ranks``: pids of the ranks as they were started."""
     lines = job.finish(timeout_s=400)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), "a step was committed twice, or never"
@@ -83,15 +83,15 @@ def finish(job: Job, calm: Calm, victims: Sequence[int], ranks: set[int]) -> lis
     assert job.ranks_seen <= ranks, "a rank was started anew"
     lost = [loss.group for record in records(job, Lost) for loss in record.event.losses]
     assert sorted(lost) == sorted(victims)
-    for line, loss in zip(lines, calm.losses, strict=True):
+    for line, loss in zip(lines, failure_free.losses, strict=True):
         assert line["loss"] == pytest.approx(loss, rel=TOLERANCE), f"step {line['step']}"
-    assert values(lines) == pytest.approx(calm.validation, rel=TOLERANCE)
+    assert values(lines) == pytest.approx(failure_free.validation, rel=TOLERANCE)
     reported = reported_by_the_dead(job.run_dir)
     for line in lines:
         twice = line["pieces_computed"] - line["pieces"]
         assert twice == reported.get(line["step"], 0), f"step {line['step']}: {twice} pieces were computed twice"
     print("reported by the dead:", reported)
-    assert saved(job) == calm.digest, "the weights or the optimizer's moments differ"
+    assert saved(job) == failure_free.digest, "the weights or the optimizer's moments differ"
     return lines
 
 
@@ -133,24 +133,24 @@ KILLS = {
 
 @pytest.mark.parametrize("name", sorted(KILLS))
 @pytest.mark.parametrize("who", ["group", "rank"])
-def test_a_kill_at_each_point(tmp_path: Path, calm: Calm, name: str, who: str) -> None:
-    positions = ["", ""] if who == "group" else [",position=0", f",position={LAYOUTS[calm.layout][1] - 1}"]
+def test_a_kill_at_each_point(tmp_path: Path, failure_free: FailureFree, name: str, who: str) -> None:
+    positions = ["", ""] if who == "group" else [",position=0", f",position={LAYOUTS[failure_free.layout][1] - 1}"]
     inject = [
         f"sigkill:group={number}{positions[number]},step={step or (4, 8)[number]},at={point}"
         for number, (point, step) in enumerate(KILLS[name])
     ]
-    job = start(tmp_path, calm.layout, *inject)
-    finish(job, calm, [0, 1], started(job))
+    job = start(tmp_path, failure_free.layout, *inject)
+    finish(job, failure_free, [0, 1], started(job))
 
 
 @pytest.mark.parametrize("seed", range(1, 11))
-def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: Calm, seed: int) -> None:
+def test_kills_from_outside_at_random_moments(tmp_path: Path, failure_free: FailureFree, seed: int) -> None:
     """Down to one live group: all but one are killed, each at a moment drawn from two steps' time. Ten jobs are 20
     moments of three groups, 30 of four."""
     print(f"seed {seed}")
     draw = random.Random(seed)
-    groups, _, _ = LAYOUTS[calm.layout]
-    job = start(tmp_path, calm.layout)
+    groups, _, _ = LAYOUTS[failure_free.layout]
+    job = start(tmp_path, failure_free.layout)
     ranks = started(job)
     victims = draw.sample(range(groups), groups - 1)
     for number, group in enumerate(victims):
@@ -158,29 +158,29 @@ def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: Calm, seed: 
         time.sleep(draw.uniform(0.0, 2 * min(line["step_time_s"] for line in job.metrics[1:])))
         pids = job.pids(group) if draw.random() < 0.5 else [draw.choice(job.pids(group))]
         job.kill(*pids)
-    finish(job, calm, victims, ranks)
+    finish(job, failure_free, victims, ranks)
 
 
-def test_a_wipe_out_goes_back_to_the_checkpoint_by_itself(tmp_path: Path, calm: Calm) -> None:
+def test_a_wipe_out_goes_back_to_the_checkpoint_by_itself(tmp_path: Path, failure_free: FailureFree) -> None:
     """With two hosts a shard, its two hosts die: the job starts itself again, and ends with the same weights."""
-    _, other = build_placement(LAYOUTS[calm.layout][0], 2).hosts()[0].tolist()
+    _, other = build_placement(LAYOUTS[failure_free.layout][0], 2).hosts()[0].tolist()
     inject = ("sigkill:group=0,step=8,at=reduce", f"sigkill:group={other},step=8,at=patch")
     flags = ("--save-interval", "5", "--spare-no-adoption")
-    job = start(tmp_path, calm.layout, *inject, redundancy=2, flags=flags)
+    job = start(tmp_path, failure_free.layout, *inject, redundancy=2, flags=flags)
     lines = job.finish(timeout_s=600)
     assert [(line["life"], line["step"]) for line in lines] == [
         *((1, step) for step in range(1, 8)),
         *((2, step) for step in range(6, STEPS + 1)),
     ]
     losses = {line["step"]: line["loss"] for line in lines}
-    assert [losses[step] for step in sorted(losses)] == pytest.approx(calm.losses, rel=TOLERANCE)
-    assert saved(job) == calm.digest
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(failure_free.losses, rel=TOLERANCE)
+    assert saved(job) == failure_free.digest
 
 
-def test_both_hosts_of_a_shard_die_and_others_adopt_it(tmp_path: Path, calm: Calm) -> None:
+def test_both_hosts_of_a_shard_die_and_others_adopt_it(tmp_path: Path, failure_free: FailureFree) -> None:
     """The same losses, and nobody starts again: groups that are left open the data of the shard."""
-    _, other = build_placement(LAYOUTS[calm.layout][0], 2).hosts()[0].tolist()
+    _, other = build_placement(LAYOUTS[failure_free.layout][0], 2).hosts()[0].tolist()
     inject = ("sigkill:group=0,step=8,at=reduce", f"sigkill:group={other},step=8,at=patch")
-    job = start(tmp_path, calm.layout, *inject, redundancy=2)
-    finish(job, calm, [0, other], started(job))
+    job = start(tmp_path, failure_free.layout, *inject, redundancy=2)
+    finish(job, failure_free, [0, other], started(job))
     assert "shard 0" in (tmp_path / "launch.out").read_text()

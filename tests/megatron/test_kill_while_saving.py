@@ -118,13 +118,13 @@ def test_there_is_always_a_good_checkpoint_to_resume_from(tmp_path: Path) -> Non
     last.finish(timeout_s=300)
     assert command.main(["verify", str(save)]) == 0
     step = newest(save)
-    calm_save = tmp_path / "calm save"
+    failure_free_save = tmp_path / "failure-free save"
     once = ("--save-interval", "1000", "--exit-interval", str(step))
-    calm = start(tmp_path / "calm", "--save", str(calm_save), *once)
-    for line in calm.finish(timeout_s=600):
+    failure_free = start(tmp_path / "failure-free", "--save", str(failure_free_save), *once)
+    for line in failure_free.finish(timeout_s=600):
         known = losses.get(line["step"], line["loss"])
         assert line["loss"] == pytest.approx(known, rel=TOLERANCE), f"step {line['step']}"
-    assert newest(calm_save) == step
+    assert newest(failure_free_save) == step
     name = iteration_name(step)
-    assert digest(save / name, optimizer=True) == digest(calm_save / name, optimizer=True)
+    assert digest(save / name, optimizer=True) == digest(failure_free_save / name, optimizer=True)
     print(f"{2 * STARTS} kills, {unfinished} of them left an unfinished checkpoint; {step} steps as without them")

@@ -45,7 +45,7 @@ LONG = [pytest.param(model, marks=pytest.mark.full) for model in list(MODELS)[:-
 SHOWN = ("loss", "mtp_1 loss", "seq_load_balancing_loss", "grad_norm", "validation")
 
 
-def killed_and_calm(folder: Path, start: Callable[..., Job]) -> tuple[Job, Job]:
+def killed_and_failure_free(folder: Path, start: Callable[..., Job]) -> tuple[Job, Job]:
     """A job of three groups of which two are killed and come back, and the same of one group without failures: the
     weights of every step, and what both save at last with the optimizer's state, are equal.
 
@@ -59,7 +59,7 @@ def killed_and_calm(folder: Path, start: Callable[..., Job]) -> tuple[Job, Job]:
     )
     job = start(folder / "run", 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
-    without = start(folder / "calm", 1, "--exit-interval", str(max(found)))
+    without = start(folder / "failure-free", 1, "--exit-interval", str(max(found)))
     without.finish(timeout_s=400.0)
     check_same(found, voted(without))
     one, other = (digest(last_good(each.run_dir / "save")[0], optimizer=True) for each in (job, without))
@@ -75,8 +75,8 @@ def train(run_dir: Path, groups: int, *flags: str, model: str, inject: tuple[str
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("model", [*LONG, "DeepSeek, PP2, layout"])
 def test_two_kills_and_a_return_change_nothing(tmp_path: Path, model: str) -> None:
-    job, calm = killed_and_calm(tmp_path, partial(train, model=model))
-    for line, expected in zip(job.metrics, calm.metrics, strict=False):
+    job, failure_free = killed_and_failure_free(tmp_path, partial(train, model=model))
+    for line, expected in zip(job.metrics, failure_free.metrics, strict=False):
         assert [line.get(name) for name in SHOWN] == [expected.get(name) for name in SHOWN], f"step {line['step']}"
     assert job.metrics[-1]["mtp_1 loss"] < job.metrics[0]["mtp_1 loss"]
     [lines] = {tuple(line["validation"]) for line in job.metrics if "validation" in line}

@@ -82,13 +82,13 @@ def layouts(model: dict[str, Any], some: dict[str, dict[str, Any]]) -> dict[str,
 def worker(rank: int, store: dist.Store, task: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
     """Train up to the checkpoint in the first layout, then go on from it in each; what the steps reported."""
     first = next(iter(task["layouts"].values()))
-    told = {"origin": _train(rank, dist.PrefixStore("origin", store), first, task["directory"], "origin")}
+    reported = {"origin": _train(rank, dist.PrefixStore("origin", store), first, task["directory"], "origin")}
     if rank == 0:
         store.set("saved", "1")
     store.wait(["saved"])
     for name, layout in task["layouts"].items():
-        told[name] = _train(rank, dist.PrefixStore(name, store), layout, task["directory"], name)
-    return {name: lines for name, lines in told.items() if lines}
+        reported[name] = _train(rank, dist.PrefixStore(name, store), layout, task["directory"], name)
+    return {name: lines for name, lines in reported.items() if lines}
 
 
 def _train(rank: int, store: dist.Store, layout: dict[str, Any], directory: str, name: str) -> list[dict[str, float]]:
@@ -117,8 +117,8 @@ def _train(rank: int, store: dist.Store, layout: dict[str, Any], directory: str,
 
 def compare(directory: Path, made: dict[str, dict[str, Any]], processes: int) -> None:
     task = {"directory": str(directory), "layouts": made}
-    told = run_ranks("tests.megatron.test_layouts:worker", [task] * processes, timeout_s=500.0)[0]
-    norms = {name: [line["grad_norm"] for line in lines] for name, lines in told.items() if name != "origin"}
+    reported = run_ranks("tests.megatron.test_layouts:worker", [task] * processes, timeout_s=500.0)[0]
+    norms = {name: [line["grad_norm"] for line in lines] for name, lines in reported.items() if name != "origin"}
     assert all(norm > CLIP for some in norms.values() for norm in some), f"clipping does not bite: {norms}"
     digests = {name: digest(directory / name, optimizer=True) for name in made}
     assert len(set(digests.values())) == 1, json.dumps({"digests": digests, "norms": norms}, indent=2)

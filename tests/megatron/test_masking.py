@@ -48,16 +48,20 @@ def train(
 
 
 @pytest.fixture(scope="module", params=[pytest.param("PP2x4", marks=pytest.mark.full), "TP2xPP2x3"])
-def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
+def failure_free(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[str, Any]]]:
     """A layout and the metrics of one group that has no other groups."""
-    _, lines = train(tmp_path_factory.mktemp("calm"), 1, 1, LAYOUTS[request.param][2])
+    _, lines = train(tmp_path_factory.mktemp("failure-free"), 1, 1, LAYOUTS[request.param][2])
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     return request.param, lines
 
 
 @pytest.mark.timeout(600)
-def test_two_groups_die_and_every_loss_is_the_same(tmp_path: Path, calm: tuple[str, list[dict[str, Any]]]) -> None:
-    layout, expected = calm
+def test_two_groups_die_and_every_loss_is_the_same(
+    tmp_path: Path, failure_free: tuple[str, list[dict[str, Any]]]
+) -> None:
+    layout, expected = failure_free
     inject = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,position=1,step=5,at=backward,n=1")
     groups, redundancy, flags = LAYOUTS[layout]
     staged = tmp_path / "staged"

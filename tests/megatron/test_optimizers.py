@@ -18,7 +18,7 @@ from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, PACKAGE
 from spare_megatron.megatron_adapter.checkpoint.digest import digest, model_tensors
 from spare_megatron.megatron_adapter.versions import release
-from tests.megatron.test_kinds_of_models import killed_and_calm
+from tests.megatron.test_kinds_of_models import killed_and_failure_free
 from tests.megatron.test_parity import MOE, SEED, case, compare
 from tests.megatron.test_transferred_state import SPLIT, one_group, unlike
 from tests.process.harness import Job, launch
@@ -260,7 +260,7 @@ def train(run_dir: Path, groups: int, *flags: str, optimizer: str, inject: tuple
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("optimizer", [pytest.param(name, marks=one[2]) for name, one in JOBS.items()])
 def test_two_kills_and_a_return_change_nothing(tmp_path: Path, optimizer: str) -> None:
-    job, _ = killed_and_calm(tmp_path, partial(train, optimizer=optimizer))
+    job, _ = killed_and_failure_free(tmp_path, partial(train, optimizer=optimizer))
     one = last_good(job.run_dir / "save")[0]
     saved = {name.split(".")[2] for name in model_tensors(one, optimizer=True) if name.startswith("optimizer.state.")}
     assert saved - {"param", "fp32_param"} == JOBS[optimizer][1]

@@ -1,7 +1,7 @@
 """Real Megatron jobs that reduce during the backward pass: the bits are those of the run that does not, whoever dies.
 
-Each run saves its last step; the sha256 over all weights and optimizer moments must be that of the calm run without
-overlap.
+Each run saves its last step; the sha256 over all weights and optimizer moments must be that of the failure-free run
+without overlap.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.collectives.converting import results_of
-from tests.megatron.test_exact import FLAGS, STEPS, said, train
+from tests.megatron.test_exact import FLAGS, STEPS, reported, train
 from tests.megatron.test_parity import BALANCED, SEED, case
 from tests.process.harness import launch
 from tests.spawn import run_ranks
@@ -160,7 +160,7 @@ def test_a_checkpoint_of_other_pieces_goes_on_and_says_so(tmp_path: Path) -> Non
 )
 def test_a_masked_failure_leaves_no_trace(tmp_path: Path, flags: tuple[str, ...]) -> None:
     assert "0.1" in FLAGS, "with dropout"
-    _, calm = train(tmp_path / "calm", 2, flags)
+    _, failure_free = train(tmp_path / "failure-free", 2, flags)
     job, killed = train(tmp_path / "killed", 2, flags, "sigkill:group=1,step=3,at=backward,n=0")
-    assert "patched by 1 group" in said(job)
-    assert killed == calm
+    assert "patched by 1 group" in reported(job)
+    assert killed == failure_free

@@ -132,10 +132,10 @@ def test_an_input_that_is_cut_is_one_sentence_and_leaves_nothing(
     cut.write_bytes(3 * frame.read_bytes() + frame.read_bytes()[:-5])
     words = ["--input", str(tmp_path / "in"), "--output-prefix", str(tmp_path / "out"), *NULL, "--workers", workers]
     assert command.main(words) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert str(cut) in said[-1]
-    assert "cut off" in said[-1]
-    assert "Traceback" not in "".join(said)
+    reported = capsys.readouterr().err.splitlines()
+    assert str(cut) in reported[-1]
+    assert "cut off" in reported[-1]
+    assert "Traceback" not in "".join(reported)
     assert not list(tmp_path.glob("out*"))
     cut.write_bytes(4 * frame.read_bytes())
     assert command.main(words) == 0

@@ -53,14 +53,16 @@ def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, lay
     inject = ("sigkill:group=2,step=3,at=reduce", "slow=12:group=0,position=0,step=4,at=forward,n=0")
     job = train(tmp_path / "run", layout, 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
-    calm = train(tmp_path / "calm", layout, 1, "--exit-interval", str(max(found)))
-    calm.finish(timeout_s=400.0)
-    check_same(found, voted(calm))
-    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    failure_free = train(tmp_path / "failure-free", layout, 1, "--exit-interval", str(max(found)))
+    failure_free.finish(timeout_s=400.0)
+    check_same(found, voted(failure_free))
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, failure_free))
     assert one == other, "weights or optimizer differ"
-    last, [(steps, norm)] = max(found), kept(calm)
+    last, [(steps, norm)] = max(found), kept(failure_free)
     assert (steps, kept(job)) == (last, {(last, norm)}), "the script's own state differs"
-    after = train(tmp_path / "after", layout, 1, "--load", str(calm.run_dir / "save"), "--exit-interval", str(last + 1))
+    after = train(
+        tmp_path / "after", layout, 1, "--load", str(failure_free.run_dir / "save"), "--exit-interval", str(last + 1)
+    )
     after.finish(timeout_s=400.0)
     [(steps, one)] = kept(after)
     assert steps == last + 1
@@ -83,6 +85,6 @@ def test_a_job_of_more_groups_keeps_the_state_shards_and_so_does_a_group_that_co
 
 def kept(job: Job) -> set[tuple[int, float]]:
     """The script's own state on all ranks of the job that know the gradients' norm: steps, and the mean norm."""
-    told = [json.loads(file.read_text()) for file in job.run_dir.glob("norm-*.json")]
-    assert all(steps == step for step, steps, _ in told)
-    return {(steps, norm) for _, steps, norm in told if norm}
+    reported = [json.loads(file.read_text()) for file in job.run_dir.glob("norm-*.json")]
+    assert all(steps == step for step, steps, _ in reported)
+    return {(steps, norm) for _, steps, norm in reported if norm}

@@ -1,7 +1,7 @@
 """The long matrix of exact sums: random schedules of kills and flipped bits on real Megatron jobs of many shapes.
 
-What each run saves at its end (all weights, all optimizer state) must have the sha256 of the calm run of its shape.
-Everything random comes from a seed that is printed; ``SPARE_SCHEDULES_SEED`` gives another one.
+What each run saves at its end (all weights, all optimizer state) must have the sha256 of the failure-free run of its
+shape. Everything random comes from a seed that is printed; ``SPARE_SCHEDULES_SEED`` gives another one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, said, train
+from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, reported, train
 from tests.process.harness import launch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -61,16 +61,16 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def failure_free(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Digest of each shape's run without failures, as far as asked for."""
     return {}
 
 
-def calm_digest(calm: dict[str, str], name: str, where: Path) -> str:
-    if name not in calm:
+def failure_free_digest(failure_free: dict[str, str], name: str, where: Path) -> str:
+    if name not in failure_free:
         shape = SHAPES[name]
-        calm[name] = train(where / "calm", shape.groups, shape.flags)[1]
-    return calm[name]
+        failure_free[name] = train(where / "failure-free", shape.groups, shape.flags)[1]
+    return failure_free[name]
 
 
 def kills(shape: Shape, rng: random.Random, first: bool) -> list[str]:
@@ -91,7 +91,7 @@ def kills(shape: Shape, rng: random.Random, first: bool) -> list[str]:
 
 @pytest.mark.parametrize("number", range(SCHEDULES_PER_SHAPE))
 @pytest.mark.parametrize("name", SHAPES)
-def test_kills_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str, number: int) -> None:
+def test_kills_leave_no_trace(tmp_path: Path, failure_free: dict[str, str], name: str, number: int) -> None:
     rng = random.Random(f"{SEED} {name} {number}")
     granularity = rng.choice(("microbatch", "shard"))
     specs = kills(SHAPES[name], rng, first=number == 0)
@@ -102,7 +102,7 @@ def test_kills_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str, n
     print(f"{len(fired)} of {len(specs)} faults happened")
     reached = {number for number, spec in enumerate(specs) if not any(f"at={point}" in spec for point in AFTER_A_LOSS)}
     assert reached <= fired
-    assert found == calm_digest(calm, name, tmp_path)
+    assert found == failure_free_digest(failure_free, name, tmp_path)
 
 
 @pytest.mark.parametrize("reduce", ["exact", "exact32"])
@@ -131,7 +131,7 @@ class Flip:
     """A flipped bit and what the coordinator must say of it."""
 
     spec: str
-    said: str
+    reported: str
 
 
 def flips(shape: Shape, rng: random.Random) -> list[Flip]:
@@ -148,8 +148,8 @@ def flips(shape: Shape, rng: random.Random) -> list[Flip]:
         diverged = (
             f"group {group} (rank {position}) diverged: its weights after step {step} differ from the majority's: in"
         )
-        said = corrupt if point == "accumulate" else diverged
-        found.append(Flip(spec, said))
+        reported = corrupt if point == "accumulate" else diverged
+        found.append(Flip(spec, reported))
     for step in (1, STEPS - 1, STEPS):
         group, position = rng.choice(others), rng.randrange(shape.size)
         spec = f"bitflip:group={group},position={position},step={step},at=reduce"
@@ -158,11 +158,11 @@ def flips(shape: Shape, rng: random.Random) -> list[Flip]:
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if SHAPES[name].groups == 4])
-def test_flipped_bits_are_found_and_leave_no_trace(tmp_path: Path, calm: dict[str, str], name: str) -> None:
+def test_flipped_bits_are_found_and_leave_no_trace(tmp_path: Path, failure_free: dict[str, str], name: str) -> None:
     rng = random.Random(f"{SEED} flips {name}")
     chosen = flips(SHAPES[name], rng)
     print(f"seed {SEED}, {name}: {' '.join(one.spec for one in chosen)}")
     job, found = train(tmp_path / "flipped", SHAPES[name].groups, SHAPES[name].flags, *(one.spec for one in chosen))
     for one in chosen:
-        assert one.said in said(job), f"{one.spec} was not found"
-    assert found == calm_digest(calm, name, tmp_path)
+        assert one.reported in reported(job), f"{one.spec} was not found"
+    assert found == failure_free_digest(failure_free, name, tmp_path)

@@ -49,9 +49,9 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.model import world as group_world
 
     group_world.init_group_world(JobShape(num_groups=1, micro_batch_size=1, global_batch_size=1), 0, store)
-    said: list[str] = []
+    reported: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: reported.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("spare_megatron.data.stale_indices").addHandler(handler)
     result: dict[str, Any] = {}
     for place in ("given", "beside"):
@@ -62,16 +62,16 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
         for turn, name in enumerate(("first", "fewer", "more", "first", "first")):
             if turn < 4:
                 make(folder, "a", COUNTS[name])
-            said.clear()
-            result[f"{place} {turn}"] = [samples(folder, cache), samples(folder, f"{folder}/fresh{turn}"), [*said]]
+            reported.clear()
+            result[f"{place} {turn}"] = [samples(folder, cache), samples(folder, f"{folder}/fresh{turn}"), [*reported]]
     # indices of a program that writes no record: they count as old if they are older than the data
     folder = Path(directory) / "given"
     (folder / "cache" / "spare-layouts.json").unlink()
     for path in folder.glob("cache/*description.txt"):
         os.utime(path, (1, 1))
     make(folder, "a", COUNTS["fewer"])
-    said.clear()
-    result["no record"] = [samples(folder, f"{folder}/cache"), samples(folder, f"{folder}/last"), [*said]]
+    reported.clear()
+    result["no record"] = [samples(folder, f"{folder}/cache"), samples(folder, f"{folder}/last"), [*reported]]
     return result
 
 

@@ -41,9 +41,9 @@ def test_a_standby_takes_the_place_with_the_state_of_the_others(tmp_path: Path) 
     job.wait_for("full strength", lambda: job.metrics[-1]["live_groups"] == 2)
     print(f"full strength {time.time() - killed_s:.2f} s after the signal")
     found = leave_whole(job, 2, (1, 1))
-    calm = train(tmp_path / "calm", "PP2", 1, "--exit-interval", str(max(found)))
-    calm.finish(timeout_s=400.0)
-    check_same(found, voted(calm))
-    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, calm))
+    failure_free = train(tmp_path / "failure-free", "PP2", 1, "--exit-interval", str(max(found)))
+    failure_free.finish(timeout_s=400.0)
+    check_same(found, voted(failure_free))
+    one, other = (digest(last_good(job.run_dir / "save")[0], optimizer=True) for job in (job, failure_free))
     assert one == other, "weights or optimizer differ"
-    assert {norm for _, norm in kept(job)} == {norm for _, norm in kept(calm)}, "the script's own state differs"
+    assert {norm for _, norm in kept(job)} == {norm for _, norm in kept(failure_free)}, "the script's own state differs"

@@ -317,9 +317,9 @@ def anywhere(mine: bool) -> bool:
     """Whether ``mine`` is true on some rank of the group. Collective."""
     import torch.distributed as dist
 
-    told = torch.tensor([int(mine)])
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return bool(told.item())
+    reported = torch.tensor([int(mine)])
+    dist.all_reduce(reported, op=dist.ReduceOp.MAX)
+    return bool(reported.item())
 
 
 @pytest.fixture(scope="module")

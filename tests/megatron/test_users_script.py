@@ -102,11 +102,11 @@ def train_newest(folder: Path, *words: str, inject: tuple[str, ...] = ()) -> tup
 
 @pytest.mark.timeout(600)
 def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_path: Path) -> None:
-    _, calm = train(tmp_path / "calm")
+    _, failure_free = train(tmp_path / "failure-free")
     job, lines = train(tmp_path / "killed", "sigkill:group=1,step=3,at=backward,n=1", flags_first=True)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
-    for line, other in zip(lines, calm, strict=True):
+    for line, other in zip(lines, failure_free, strict=True):
         for name in ("loss", "grad_norm", "lr", "tokens"):
             assert line[name] == other[name], f"{name} of step {line['step']}"
     assert lines[-1]["loss"] < lines[0]["loss"], "the own data can be learnt"
@@ -120,13 +120,15 @@ def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_pa
 @pytest.mark.skipif(release() < (0, 19), reason="the script imports what megatron-core has since 0.19")
 @pytest.mark.timeout(600)
 def test_a_script_of_the_newest_form_loses_a_group_and_no_bit(tmp_path: Path) -> None:
-    calm_job, calm = train_newest(tmp_path / "calm")
+    failure_free_job, failure_free = train_newest(tmp_path / "failure-free")
     job, lines = train_newest(tmp_path / "killed", "--own-model", inject=("sigkill:group=1,step=3,at=reduce",))
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
     for name in ("loss", "grad_norm", "lr", "tokens"):
-        assert [line[name] for line in lines] == [line[name] for line in calm], name
-    digests = [json.loads((one.run_dir / "summary.json").read_text())["weights_digest"] for one in (job, calm_job)]
+        assert [line[name] for line in lines] == [line[name] for line in failure_free], name
+    digests = [
+        json.loads((one.run_dir / "summary.json").read_text())["weights_digest"] for one in (job, failure_free_job)
+    ]
     assert digests[0] == digests[1], "the builder beside the script builds the model of the flags"
     printed = (job.run_dir / "launch.out").read_text()
     assert printed.count("GPTModel IS DEPRECATED") == 1

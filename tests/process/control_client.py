@@ -1,4 +1,4 @@
-"""One rank of a job without a model: it says that it computes, reduces and applies, as fast as it is told to.
+"""One rank of a job without a model: it says that it computes, reduces and applies, as fast as it is asked to.
 
 Run as a process by the tests of the control plane: ``python -m tests.process.control_client``. Its place comes from
 the environment, as a real rank's does; what it does from the flags. It never loads torch, so it starts in 0.3 s.
@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--save", default="", help="directory of pretended checkpoints; lives above 1 start from there")
     parser.add_argument("--save-interval", type=int, default=0)
     parser.add_argument("--tls-dir", default="")
-    parser.add_argument("--address", default="", help="where this rank says that it listens for its replica ring")
+    parser.add_argument("--address", default="", help="where this rank reports that it listens for its replica ring")
     parser.add_argument("--config-error", default="", help="fail at once with this sentence")
     parser.add_argument("--crash", action="store_true", help="fail at once with an exception")
     parser.add_argument("--error-when-back", default="", help="as --config-error, where the group was started again")
@@ -66,7 +66,7 @@ class Client:
 
     def __init__(self, args: argparse.Namespace, place: Place) -> None:
         self.args, self.place = args, place
-        self.first_step = self._checkpoint_step() if place.life > 1 else 0
+        self.first_step = self._checkpoint_step() if place.job_attempt > 1 else 0
         timeouts = timeouts_from(args.heartbeat_timeout_s, args.progress_timeout_s)
         if args.coordinator_timeout_s:
             timeouts = dataclasses.replace(timeouts, coordinator_timeout_s=args.coordinator_timeout_s)
@@ -120,7 +120,7 @@ class Client:
         )
 
     def _end(self, step: int) -> Orders:
-        """Vote on the end in each epoch, say Applied once nothing is being saved, and stay until the job is over and
+        """Vote on the end in each epoch, send Applied once nothing is being saved, and stay until the job is over and
         what counts has its name."""
         orders, voted, done = self.session.orders, 0, 0
         while not orders.over:
@@ -213,7 +213,7 @@ def main() -> int:
         run_dir=environment["SPARE_RUN_DIR"],
         launcher="spare-launch",
         group_size=int(environment.get("SPARE_GROUP_SIZE", "1")),
-        life=int(environment.get("SPARE_LIFE", "1")),
+        job_attempt=int(environment.get("SPARE_LIFE", "1")),
         restarts=int(environment.get("SPARE_RESTARTS", "0")),
         launcher_pid=int(environment.get("SPARE_LAUNCHER_PID", "0")),
         tls_dir=args.tls_dir or environment.get("SPARE_TLS_DIR", ""),
@@ -221,7 +221,7 @@ def main() -> int:
     )
     try:
         if args.crash or (args.crash_when_back and place.restarts):
-            raise RuntimeError("told to crash")
+            raise RuntimeError("asked to crash")
         if args.error_when_back and place.restarts:
             raise ConfigError(args.error_when_back)
         if args.config_error:

@@ -61,7 +61,7 @@ def follow(path: Path) -> Followed:
 
 
 def _all_here(hellos: Sequence[m.Hello]) -> m.AllHere:
-    return m.AllHere(tuple((one.group, one.incarnation) for one in hellos), tuple(one.birth for one in hellos))
+    return m.AllHere(tuple((one.group, one.incarnation) for one in hellos), tuple(one.process_nonce for one in hellos))
 
 
 def _compare_actions(path: Path, record: Record, decision: m.Decision) -> int:

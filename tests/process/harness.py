@@ -192,7 +192,7 @@ def toy_digests(run_dir: Path) -> dict[str, str]:
 
 
 def _check_lines(lines: list[dict[str, Any]]) -> None:
-    """Each life commits its steps once, in order, with every piece counted."""
+    """Each job attempt commits its steps once, in order, with every piece counted."""
     for before, after in itertools.pairwise(lines):
         if after["life"] == before["life"]:
             assert after["step"] == before["step"] + 1, f"step {after['step']} follows {before['step']}"

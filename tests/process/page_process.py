@@ -40,16 +40,16 @@ class PageProcess:
             text=True,
         )
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        found = re.match(r"spare-page: http://127\.0\.0\.1:(\d+)/", said)
-        assert found, said + self.process.communicate()[1]
+        reported = self.process.stdout.readline()
+        found = re.match(r"spare-page: http://127\.0\.0\.1:(\d+)/", reported)
+        assert found, reported + self.process.communicate()[1]
         self.port = int(found[1])
 
     def __enter__(self) -> PageProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        """Ends at SIGTERM at once, and without a word on standard error but of crowds that have come."""
+        """Ends at SIGTERM at once, and without a message on standard error but of crowds that have come."""
         self.process.send_signal(signal.SIGTERM)
         try:
             _, errors = self.process.communicate(timeout=10)
@@ -128,17 +128,17 @@ class Onlooker:
         self._connection.close()
 
     def cells(self, group: int, states: Sequence[str]) -> list[float]:
-        """When it was told that the group has come to one of these states."""
+        """When it was notified that the group has come to one of these states."""
         found = [(at_s, event.get("cells", {}).get(str(group))) for at_s, event in list(self.seen)]
         return [at_s for at_s, cell in found if cell and cell[0] in states]
 
-    def told(self, kind: str) -> list[dict[str, Any]]:
+    def reported(self, kind: str) -> list[dict[str, Any]]:
         """The last that was said of each happening of a kind."""
-        told: list[dict[str, Any]] = []
+        reported: list[dict[str, Any]] = []
         for _, event in list(self.seen):
             if "told" in event:
-                told = told[: event["told"]["from"]] + event["told"]["list"]
-        return [one for one in told if one["kind"] == kind]
+                reported = reported[: event["told"]["from"]] + event["told"]["list"]
+        return [one for one in reported if one["kind"] == kind]
 
 
 def until(what: str, true: Callable[[], object], timeout_s: float = 30.0) -> None:

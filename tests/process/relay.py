@@ -57,7 +57,7 @@ class Fault:
         raise NotImplementedError
 
 
-class Mute(Fault):
+class Silent(Fault):
     """For good."""
 
     def resume_s(self, way: Way, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""One rank of a test of the replica communicators: reduces in every epoch it is told of, and says what came of it.
+"""One rank of a test of the replica communicators: reduces in every epoch it is notified of, and says what came of it.
 
 Started as ``python -m tests.process.replica_rank JSON``; commands come as JSON lines on standard input, read by a
 control thread as in a real rank; every line it writes is one JSON object. Group g contributes ``pattern * (g + 1)``,
@@ -47,9 +47,9 @@ class Rank:
             command = json.loads(line)
             if "adopt" in command:
                 self.fault = command["fault"]
-                told = command["adopt"]
-                members = tuple(Member(group) for group in told["groups"])
-                self.adopt(Membership(told["epoch"], members, told["right_at"]))
+                reported = command["adopt"]
+                members = tuple(Member(group) for group in reported["groups"])
+                self.adopt(Membership(reported["epoch"], members, reported["right_at"]))
             self.commands.put(command)
         self.commands.put({"quit": True})
 
@@ -57,11 +57,11 @@ class Rank:
         started_s = time.monotonic()
         self.replicas.adopt(membership)
         self.epoch = membership.epoch
-        say(event="adopted", epoch=membership.epoch, took_s=time.monotonic() - started_s)
+        announce(event="adopted", epoch=membership.epoch, took_s=time.monotonic() - started_s)
 
     def run(self) -> None:
         threading.Thread(target=self.control, daemon=True).start()
-        say(event="up", address=self.replicas.address)
+        announce(event="up", address=self.replicas.address)
         while True:
             command = self.commands.get()
             if command.get("quit"):
@@ -69,9 +69,9 @@ class Rank:
             if "adopt" in command:
                 self.reduce_until_over(command["adopt"], command["reductions"])
             if "resources" in command:
-                say(event="resources", lingering=self.replicas.lingering, **resources())
+                announce(event="resources", lingering=self.replicas.lingering, **resources())
         self.replicas.close()
-        say(event="closed", lingering=self.replicas.lingering)
+        announce(event="closed", lingering=self.replicas.lingering)
 
     def reduce_until_over(self, view: dict[str, Any], reductions: int) -> None:
         """Reduce again and again, or ``reductions`` times, until the epoch is over or something failed."""
@@ -87,8 +87,8 @@ class Rank:
             outcome = self.replicas.reduce(epoch, request, lambda: self.epoch > epoch)
             at_s, ok, count = time.monotonic(), outcome.ok, count + 1
             right = self.is_right(outcome, view["groups"]) and torch.equal(accumulator, before)
-            links = [(link.sender, link.receiver, link.mute) for link in outcome.links]
-            say(
+            links = [(link.sender, link.receiver, link.silent) for link in outcome.links]
+            announce(
                 event="reduced",
                 epoch=epoch,
                 ok=ok,
@@ -113,7 +113,7 @@ class Rank:
         fault = self.fault
         if fault is not None and fault["bucket"] <= done < total:
             self.fault = None
-            say(event="fault")
+            announce(event="fault")
             os.kill(os.getpid(), SIGNALS[fault["signal"]])
 
 
@@ -128,7 +128,7 @@ def resources() -> dict[str, int]:
     }
 
 
-def say(**fields: Any) -> None:
+def announce(**fields: Any) -> None:
     sys.stdout.write(json.dumps(fields) + "\n")
     sys.stdout.flush()
 

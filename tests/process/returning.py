@@ -47,8 +47,8 @@ def voted_in(journal: Path) -> dict[int, set[str]]:
     return found
 
 
-def said(job: Job, kind: type, group: int, incarnation: int) -> bool:
-    """Whether the machine has heard such a word of an incarnation of a group."""
+def reported(job: Job, kind: type, group: int, incarnation: int) -> bool:
+    """Whether the machine has received such a word of an incarnation of a group."""
     of = [r.event for r in records(job) if isinstance(r.event, kind)]
     return any((event.group, event.incarnation) == (group, incarnation) for event in of)
 
@@ -72,14 +72,14 @@ def leave_whole(job: Job, groups: int, *back: tuple[int, int]) -> dict[int, set[
     return found
 
 
-def check_same(found: dict[int, set[str]], calm: dict[int, set[str]]) -> None:
+def check_same(found: dict[int, set[str]], failure_free: dict[int, set[str]]) -> None:
     """Every group had the weights of the run without failures, in every step."""
-    unlike = [step for step, digests in found.items() if digests != calm[step]]
-    assert not unlike, f"weights differ from those of the calm run after steps {unlike}"
+    unlike = [step for step, digests in found.items() if digests != failure_free[step]]
+    assert not unlike, f"weights differ from those of the failure-free run after steps {unlike}"
 
 
 def check_simulated(job: Job, admissions: int) -> None:
-    """The simulator's events, with the run's losses and what its learners said, lead to the run's actions, at least
+    """The simulator's events, with the run's losses and what its learners reported, lead to the run's actions, at least
     so many admissions among them."""
     followed = follow(job.run_dir / "journal.jsonl")
     assert followed.admissions >= admissions
@@ -90,19 +90,19 @@ def check_voted(journal: Path, groups: int, pieces: int = 2, size: int = 1) -> N
     """Every step of a job of the toy, whose groups have ``size`` ranks, was voted with the weights that one group
     computes which has the ``pieces`` of every group."""
     found = voted_in(journal)
-    calm = calm_pipeline(max(found), groups, pieces, size)
-    weights = [joined_digests(ranks) if size > 1 else ranks[0] for ranks in calm]
+    failure_free = failure_free_pipeline(max(found), groups, pieces, size)
+    weights = [joined_digests(ranks) if size > 1 else ranks[0] for ranks in failure_free]
     unlike = [step for step, digests in found.items() if digests != {weights[step]}]
-    assert not unlike, f"weights differ from those of the calm run after steps {unlike}"
+    assert not unlike, f"weights differ from those of the failure-free run after steps {unlike}"
     assert found.keys() >= set(range(1, max(found)))
 
 
-def calm_weights(steps: int, groups: int, pieces: int) -> list[str]:
+def failure_free_weights(steps: int, groups: int, pieces: int) -> list[str]:
     """The digests of the weights after each step from 0 on, where one engine computes all pieces."""
-    return [digest for [digest] in calm_pipeline(steps, groups, pieces, size=1)]
+    return [digest for [digest] in failure_free_pipeline(steps, groups, pieces, size=1)]
 
 
-def calm_pipeline(steps: int, groups: int, pieces: int, size: int = 2, layers: int = 1) -> list[list[str]]:
+def failure_free_pipeline(steps: int, groups: int, pieces: int, size: int = 2, layers: int = 1) -> list[list[str]]:
     """The same of a pipeline of ``size`` engines, which are threads: after each step the digests by position."""
     pipes: Pipes = {(a, b): SimpleQueue() for a in range(size) for b in range(size)}
 

@@ -77,9 +77,9 @@ class Group:
         """(epoch, step) of the last reduction."""
         self.thread = threading.Thread(target=self._train, name=f"group-{group}")
 
-    def take(self, told: tuple[Orders, Any]) -> None:
+    def take(self, reported: tuple[Orders, Any]) -> None:
         with self.changed:
-            before, self.orders = self.orders, told[0]
+            before, self.orders = self.orders, reported[0]
             self.changed.notify_all()
         if self.orders.over:
             self.replicas.abandon()

@@ -38,8 +38,8 @@ def lose_both(job: Job, step: int = 3) -> None:
 
 def answers(job: Job) -> set[tuple[int, int, bool]]:
     """(group, shard, whether it could open it) of all words on adopted shards."""
-    told = [record.event for record in records(job)]
-    return {(event.group, event.shard, event.opened) for event in told if isinstance(event, Hosts)}
+    reported = [record.event for record in records(job)]
+    return {(event.group, event.shard, event.opened) for event in reported if isinstance(event, Hosts)}
 
 
 def check_whole(job: Job) -> None:
@@ -47,7 +47,7 @@ def check_whole(job: Job) -> None:
     undisturbed run."""
     assert len(job.ranks_seen) == GROUPS, job.ranks_seen
     assert sum(isinstance(record.event, Opened) and record.event.fencing == 1 for record in records(job)) == 1
-    assert max(record.event.life for record in records(job) if isinstance(record.event, Opened)) == 1
+    assert max(record.event.job_attempt for record in records(job) if isinstance(record.event, Opened)) == 1
     check_voted(job.run_dir / "journal.jsonl", GROUPS, PIECES)
     for line in job.metrics:
         assert line["pieces"] == GROUPS * PIECES, line
@@ -85,7 +85,7 @@ def test_nobody_can_open_the_data(tmp_path: Path, how: Sequence[str]) -> None:
     assert answers(job) == {(0, 2, False), (3, 2, False)}
 
 
-def test_a_coordinator_is_killed_before_it_hears_the_answers(tmp_path: Path) -> None:
+def test_a_coordinator_is_killed_before_it_receives_the_answers(tmp_path: Path) -> None:
     armed = tmp_path / "armed"
     armed.touch()
     kill = f"coordinator:order.view=kill,after={GROUPS + 1},while={armed}"

@@ -139,7 +139,7 @@ def test_what_bounds_waits_is_there_before_the_first_call_of_the_process(ring: l
     before = dict(os.environ)
     members = formed(ring)
     assert dict(os.environ) == before, "a thread has changed the environment"
-    members[0].communicator.submit(torch.ones(4), patient=True)
+    members[0].communicator.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 and not record.inside for record in nccl.made))
     for member in members:
         member.end()
@@ -159,7 +159,7 @@ def test_a_communicator_in_another_environment_is_refused(
 def test_an_error_of_nccl_ends_a_sum_and_accuses_nobody(ring: list[RingLinks], nccl: Nccl) -> None:
     """No watchdog acts: nothing goes through the store, and the release takes no minute."""
     members = formed(ring)
-    members[0].communicator.submit(torch.ones(4), patient=True)
+    members[0].communicator.submit(torch.ones(4), wait_for_peers=True)
     nccl.failed = frozenset({0})
     began_s = time.monotonic()
     members[0].until(lambda one: one.dead)
@@ -190,7 +190,7 @@ def test_buffers_are_free_before_evidence_has_been_waited_for(
     monkeypatch.setattr(NcclBackend, "linger_s", 2 * TIMEOUT_S)
     members = formed(ring)
     waiting = members[0].communicator
-    waiting.submit(torch.ones(4), patient=True)
+    waiting.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 for record in nccl.made))
     members[1].communicator.spoil("the other member stopped")
     began_s = time.monotonic()
@@ -206,7 +206,7 @@ def test_buffers_stay_taken_after_an_abort_that_failed(ring: list[RingLinks], nc
     nccl.abort_fails, nccl.kernel_ends_with_abort = True, False
     members = formed(ring)
     waiting = members[0].communicator
-    waiting.submit(torch.ones(4), patient=True)
+    waiting.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 for record in nccl.made))
     waiting.give_up()
     until(lambda: any(record.aborted and not record.inside for record in nccl.made))
@@ -224,7 +224,7 @@ def test_an_abort_that_hangs_keeps_nobody_and_is_said(
     """Where its kernel has ended, the buffers are free; where not, a sentence says so after the time-out."""
     nccl.abort_hangs.set()
     members = formed(ring)
-    members[0].communicator.submit(torch.ones(4), patient=True)
+    members[0].communicator.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 for record in nccl.made))
     members[0].communicator.give_up()
     members[0].until(lambda one: not one.busy)
@@ -236,7 +236,7 @@ def test_an_abort_that_hangs_keeps_nobody_and_is_said(
     nccl.kernel_ends_with_abort = False
     links = links_of(2)
     members = formed(links)
-    members[0].communicator.submit(torch.ones(4), patient=True)
+    members[0].communicator.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 for record in nccl.made[2:]))
     members[0].communicator.give_up()
     until(lambda: "has not ended a sum 2 s after its communicator was aborted" in caplog.text)
@@ -253,7 +253,7 @@ def test_several_sums_are_in_flight(ring: list[RingLinks], nccl: Nccl) -> None:
     members = formed(ring)
     waiting = members[0].communicator
     for _ in range(NcclBackend.in_flight + 2):
-        waiting.submit(torch.ones(4), patient=True)
+        waiting.submit(torch.ones(4), wait_for_peers=True)
     most = 1 + NcclBackend.in_flight
     until(lambda: any(record.issued == most for record in nccl.made))
     time.sleep(0.1)
@@ -271,7 +271,7 @@ def test_several_sums_are_in_flight(ring: list[RingLinks], nccl: Nccl) -> None:
 def test_a_sum_that_comes_while_one_moves_is_called_at_once(ring: list[RingLinks], nccl: Nccl) -> None:
     members = formed(ring)
     for number in range(2, 2 + NcclBackend.in_flight):
-        members[0].communicator.submit(torch.ones(4), patient=True)
+        members[0].communicator.submit(torch.ones(4), wait_for_peers=True)
         until(lambda number=number: any(record.issued == number for record in nccl.made))  # type: ignore[misc]
     assert members[0].communicator.done == 0
     for member in members:
@@ -306,8 +306,8 @@ def test_each_member_converts_the_chunk_that_it_owns(size: int, nccl: Nccl, monk
             assert not member.communicator.error
         expected = torch.arange(numel) * (size * (size + 1) // 2)
         assert all(torch.equal(one, toy_conversion.converted(expected)) for one in results)
-        assert sum(int(tally.witness()[1]) for tally in tallies) == numel
-        assert sum(int(tally.witness()[0]) for tally in tallies) == 0
+        assert sum(int(tally.check_vector()[1]) for tally in tallies) == numel
+        assert sum(int(tally.check_vector()[0]) for tally in tallies) == 0
     for record in nccl.made:
         chunks = [one for one in record.sizes if one[0] != "allreduce"]
         assert chunks
@@ -341,16 +341,16 @@ def test_a_meeting_that_was_cut_before_it_began_is_over_at_once(ring: list[RingL
     seat = Seat(1, tuple(map(handshake.Member, range(2))), 0, ring[1].address)
     backend = RingBackend(seat, ring[0], TIMEOUT_S)
     backend.cut("the epoch is over")
-    said: list[str] = []
+    reported: list[str] = []
 
     def form() -> None:
         try:
             backend.form()
         except BackendError as error:
-            said.append(str(error))
+            reported.append(str(error))
 
     threading.Thread(target=form, daemon=True).start()
-    until(lambda: said == ["the epoch is over"])
+    until(lambda: reported == ["the epoch is over"])
     backend.release()
 
 
@@ -373,7 +373,7 @@ def test_a_cut_in_a_sum_aborts_at_once(ring: list[RingLinks], nccl: Nccl) -> Non
     """The other member still computes: the sum waits for it, without a limit."""
     members = formed(ring)
     waiting = members[0].communicator
-    waiting.submit(torch.ones(4), patient=True)
+    waiting.submit(torch.ones(4), wait_for_peers=True)
     until(lambda: any(record.issued == 2 for record in nccl.made))
     assert waiting.busy, "its buffer must not be used again"
     for member in members:

@@ -61,25 +61,25 @@ def weights(run_dir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def failure_free(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """A job that saved every third step."""
-    job = start(tmp_path_factory.mktemp("calm"))
+    job = start(tmp_path_factory.mktemp("failure-free"))
     job.finish()
     return job
 
 
-def test_saves_beside_the_training_and_says_what_it_costs(calm: Job) -> None:
-    save = calm.run_dir / "save"
+def test_saves_beside_the_training_and_says_what_it_costs(failure_free: Job) -> None:
+    save = failure_free.run_dir / "save"
     assert iterations(save) == [18, 15, 12, 9, 6, 3]
     whole(save)
     assert (save / TRACKER).read_text() == "18"
-    said = log_of(calm, 0, 0)
-    assert "the checkpoint of step 3 counts: training waited" in said
-    assert "% of a step" in said
+    reported = log_of(failure_free, 0, 0)
+    assert "the checkpoint of step 3 counts: training waited" in reported
+    assert "% of a step" in reported
     assert not list((save / PARTIAL).iterdir())
 
 
-def test_the_group_that_saves_dies_while_writing(tmp_path: Path, calm: Job) -> None:
+def test_the_group_that_saves_dies_while_writing(tmp_path: Path, failure_free: Job) -> None:
     """Its checkpoint never counts, and the next group saves at once instead of at the next interval. It is held in the
     file that it writes after its first checkpoint, and in its next step, until it is killed."""
     save = tmp_path / "save"
@@ -95,11 +95,13 @@ def test_the_group_that_saves_dies_while_writing(tmp_path: Path, calm: Job) -> N
     assert iterations(save)[0] == 18
     by_next = [step for step in iterations(save) if f"the checkpoint of step {step} counts" in log_of(job, 1, 0)]
     assert min(by_next) == 7, f"group 1 waited for the next interval: {by_next}"
-    assert weights(tmp_path) == weights(calm.run_dir)
+    assert weights(tmp_path) == weights(failure_free.run_dir)
 
 
 @pytest.mark.full
-def test_the_last_save_on_a_disk_that_hangs_is_found_and_the_next_group_saves(tmp_path: Path, calm: Job) -> None:
+def test_the_last_save_on_a_disk_that_hangs_is_found_and_the_next_group_saves(
+    tmp_path: Path, failure_free: Job
+) -> None:
     """The failure-free run ends with a checkpoint of step 18, and so does this one: of another group."""
     save = tmp_path / "save"
     faults = f"rank-0-0:checkpoint.file=sleep:1000,while={save / iteration_name(15)}"
@@ -111,7 +113,7 @@ def test_the_last_save_on_a_disk_that_hangs_is_found_and_the_next_group_saves(tm
     losses = [loss for record in read(RunDirectory(tmp_path).journal) if isinstance(record.event, Lost)
               for loss in record.event.losses]  # fmt: skip
     assert [(loss.group, loss.cause) for loss in losses] == [(0, "stalled")]
-    assert weights(tmp_path) == weights(calm.run_dir)
+    assert weights(tmp_path) == weights(failure_free.run_dir)
 
 
 @pytest.mark.alone
@@ -156,7 +158,7 @@ class SlowShare:
         """Nothing is left to do."""
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, calm: Job) -> None:
+def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, failure_free: Job) -> None:
     job = start(tmp_path, "--file-bytes", "4096")
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, 19))
@@ -167,7 +169,7 @@ def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, calm: Job) 
     assert "rank 1 cannot write: File too large" in shown[0]
     for step in range(3, 19, 3):
         assert f"the checkpoint of step {step} does not count" in log_of(job, 0, 0)
-    assert weights(tmp_path) == weights(calm.run_dir)
+    assert weights(tmp_path) == weights(failure_free.run_dir)
 
 
 def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:
@@ -178,11 +180,11 @@ def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:
     job.wait_for("the warning", log.exists)
     (tmp_path / "save").unlink()
     job.finish()
-    said = log.read_text().splitlines()
-    assert len(said) == 2
-    assert "NO CHECKPOINT OF STEP 3" in said[0]
-    assert "Not a directory" in said[0]
-    assert "checkpoints are written again" in said[1]
+    reported = log.read_text().splitlines()
+    assert len(reported) == 2
+    assert "NO CHECKPOINT OF STEP 3" in reported[0]
+    assert "Not a directory" in reported[0]
+    assert "checkpoints are written again" in reported[1]
     assert len(iterations(tmp_path / "save")) == 2
     whole(tmp_path / "save")
 
@@ -254,7 +256,7 @@ def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(tmp_path: 
 
 
 def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(tmp_path: Path) -> None:
-    """It counts, so no other group saves again, and no other life follows: the launcher gives it its name."""
+    """It counts, so no other group saves again, and no other job attempt follows: the launcher gives it its name."""
     job = start(tmp_path, environ={VARIABLE: "rank-0-0:checkpoint.publish=kill,after=5"})
     assert job.finish()[-1]["step"] == 18
     save = tmp_path / "save"
@@ -264,7 +266,7 @@ def test_the_writer_of_the_last_checkpoint_dies_before_that_has_its_name(tmp_pat
 
 
 def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Path) -> None:
-    """It stands still and is taken for dead, then hears that it is fenced, but not that its checkpoint counts."""
+    """It stands still and is taken for dead, then receives that it is fenced, but not that its checkpoint counts."""
     save = tmp_path / "save"
     words = (*WORDS, "--steps", "6", "--piece-s", "0.3", "--heartbeat-s", "3", "--save", str(save))
     job = launch(tmp_path, *words, groups=1, group_size=1)
@@ -281,17 +283,17 @@ def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Pa
     assert iterations(save) == [6, 3]
 
 
-def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path: Path) -> None:
+def test_a_writer_that_receives_no_answer_leaves_its_checkpoint_to_others(tmp_path: Path) -> None:
     """Only the coordinator knows whether it counts. If it does not, the next one that does takes its place."""
-    saver, save, asked, told = lone_saver(tmp_path / "save"), tmp_path / "save", [], []
-    saver.notice = told.append
+    saver, save, asked, reported = lone_saver(tmp_path / "save"), tmp_path / "save", [], []
+    saver.notice = reported.append
 
-    def unheard(step: int, directory: str) -> bool:
+    def unanswered(step: int, directory: str) -> bool:
         asked.append(directory)
         return False
 
     for step in (1, 2, 3):
-        saver.save(step, 1, Ask(unheard if step < 3 else lambda *_: True, lambda: None), since=step, final=True)
+        saver.save(step, 1, Ask(unanswered if step < 3 else lambda *_: True, lambda: None), since=step, final=True)
         if step == 1:
             assert iterations(save) == []
             publish_left_over(save, asked[0])
@@ -301,7 +303,7 @@ def test_a_writer_that_hears_no_answer_leaves_its_checkpoint_to_others(tmp_path:
     whole(save)
     assert iterations(save) == [3, 1]
     assert not list((save / PARTIAL).iterdir())
-    assert told == []
+    assert reported == []
 
 
 def test_a_job_that_goes_back_keeps_what_it_saves(tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def stopped_at(job: Job, pid: int) -> None:
     ids=["recorded", "marked", "heard"],
 )
 def test_all_die_before_a_checkpoint_that_counts_has_its_name(
-    tmp_path: Path, calm: Job, role: str, place: str, after: int, same: bool
+    tmp_path: Path, failure_free: Job, role: str, place: str, after: int, same: bool
 ) -> None:
     """The second one, of step 6: the next launch starts from it, whichever of the things that follow the decision were
     done. Where only the journal knows, it has to be the same run directory."""
@@ -349,5 +351,5 @@ def test_all_die_before_a_checkpoint_that_counts_has_its_name(
     again = launch(tmp_path / ("one" if same else "two"), *words, groups=2)
     lines = [line for line in again.finish() if not same or line["life"] > 1]
     assert [line["step"] for line in lines] == list(range(7, 19))
-    assert weights(again.run_dir) == weights(calm.run_dir)
+    assert weights(again.run_dir) == weights(failure_free.run_dir)
     assert not list((save / PARTIAL).iterdir())

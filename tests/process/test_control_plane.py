@@ -79,7 +79,7 @@ def test_killed_ranks_are_seen_by_their_closed_connections(job: Callable[..., Co
     one.check_steps(40)
     assert len(losses(one)) == 2
     assert one.metrics()[-1]["live_groups"] == 2
-    assert one.exits()[2, 0] == ExitCode.FENCED, "the rest of the group is told"
+    assert one.exits()[2, 0] == ExitCode.FENCED, "the rest of the group is notified"
 
 
 def test_stopped_ranks_are_fenced_and_find_themselves_so(job: Callable[..., ControlJob]) -> None:
@@ -206,8 +206,8 @@ def test_a_place_belongs_to_one_process(job: Callable[..., ControlJob], size: in
     assert one.coordinator is not None
     one.coordinator.terminate()
     assert one.finish() == ExitCode.REQUEUE
-    births = [r.event.birth for r in one.records() if isinstance(r.event, Hello)]
-    assert len(set(births)) == len(births) == one.groups
+    process_nonces = [r.event.process_nonce for r in one.records() if isinstance(r.event, Hello)]
+    assert len(set(process_nonces)) == len(process_nonces) == one.groups
     one.check_steps(one.committed())
 
 
@@ -292,7 +292,7 @@ def test_of_two_that_come_at_once_with_one_address_one_is_refused(job: Callable[
         assert one.ranks[0, 3 - refused].poll() is None
 
 
-def test_a_group_that_runs_another_job_is_told_what_differs(job: Callable[..., ControlJob]) -> None:
+def test_a_group_that_runs_another_job_is_given_what_differs(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, PATIENT)
     one.start_coordinator()
     one.start_group(0)
@@ -421,7 +421,7 @@ def test_tls_at_one_end_only_is_one_sentence(
 
 
 def test_a_job_that_others_reach_makes_its_own_certificates(job: Callable[..., ControlJob]) -> None:
-    """Every process finds them in the run directory; who has none, or none of this job, is not heard."""
+    """Every process finds them in the run directory; who has none, or none of this job, is not received."""
     one = job(2, 2, "--steps 400 --piece-s 0.01")
     known = one.start_coordinator("--listen", "0.0.0.0:0")
     for group in range(2):

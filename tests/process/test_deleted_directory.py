@@ -22,7 +22,7 @@ def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02")
     job = launch(run_dir, *words, groups=2, group_size=1)
     job.wait_for("step 3", lambda: any(line["step"] >= 3 for line in job.metrics), 60)
-    said = (run_dir / "launch.out").open()  # it can be read when its name is gone
+    reported = (run_dir / "launch.out").open()  # it can be read when its name is gone
     processes = [psutil.Process(pid) for pid in (*job.pids(0), *job.pids(1))]  # which a preloaded parent has forked
     processes += psutil.Process(job.process.pid).children(recursive=True)
     assert len(processes) >= 4
@@ -31,14 +31,14 @@ def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     if how == "replaced":
         run_dir.mkdir()
     assert job.process.wait(timeout=90) == ExitCode.BAD_INPUT
-    text = said.read()
+    text = reported.read()
     assert text.count(f"the run directory {run_dir} was deleted or replaced while the job ran, so the job ends") == 1
     assert "Traceback" not in text
     until_s = time.monotonic() + 30
     while any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes):
         assert time.monotonic() < until_s, [one for one in processes if one.is_running()]
         time.sleep(0.1)
-    said.close()
+    reported.close()
     sys.stdout.write(text)
 
 

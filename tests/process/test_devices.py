@@ -131,7 +131,7 @@ class Driver:
         (12040, "the NVIDIA driver is too old: it is for CUDA 12.4"),
     ],
 )
-def test_a_forked_rank_says_what_is_wrong_with_the_driver(
+def test_a_forked_rank_reports_what_is_wrong_with_the_driver(
     version: int | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(name: str) -> Driver:

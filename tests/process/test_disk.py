@@ -118,17 +118,17 @@ def journal_fails(job: Callable[..., ControlJob], tmp_path: Path, outage_s: floa
     one = job(";".join(specs))
     one.start()
 
-    def said(what: str, times: int) -> None:
+    def reported(what: str, times: int) -> None:
         one.until(lambda: one.output("coordinator").count(what) == times)
 
     for number, there in enumerate(files, 1):
         before = one.committed()
         one.until(lambda before=before: one.committed() >= before + 5)  # type: ignore[misc]
         there.touch()
-        said("WARNING: ", number)
+        reported("WARNING: ", number)
         time.sleep(outage_s)
         there.unlink()
-        said("the disk is back after", number)
+        reported("the disk is back after", number)
     check(one)
     output = one.output("coordinator")
     assert output.count("WARNING: ") == output.count("the disk is back after") == len(kinds), output
@@ -177,7 +177,7 @@ def test_nobody_leaves_before_what_counts_has_its_name(job: Callable[..., Contro
 
 
 @pytest.mark.full
-def test_the_candidate_whose_disk_fails_leaves_office_and_the_next_one_resumes(
+def test_the_candidate_whose_disk_fails_gives_up_the_lease_and_the_next_one_resumes(
     job: Callable[..., ControlJob],
 ) -> None:
     one = job("coordinator-0:journal.sync=EIO,after=8", f"{FLAGS} --coordinator-timeout-s 8")

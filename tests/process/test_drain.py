@@ -41,8 +41,8 @@ class Drain:
     def __call__(self, job: Job, *words: str, code: int = 0) -> str:
         """Its output, or its sentence where it refuses."""
         assert main([str(job.run_dir), *words]) == code, job.report()
-        told = self._capsys.readouterr()
-        return (told.err if code else told.out).strip()
+        reported = self._capsys.readouterr()
+        return (reported.err if code else reported.out).strip()
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def drain(capsys: pytest.CaptureFixture[str]) -> Drain:
     return Drain(capsys)
 
 
-@pytest.mark.parametrize(("last", "told"), [(("running", [2], "01"), 7), (("stopped", [2], "012"), None)])
+@pytest.mark.parametrize(("last", "reported"), [(("running", [2], "01"), 7), (("stopped", [2], "012"), None)])
 def test_a_status_of_before_the_job_trained_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, last: tuple[str, list[int], str], told: int | None
+    monkeypatch: pytest.MonkeyPatch, last: tuple[str, list[int], str], reported: int | None
 ) -> None:
     looks = [("forming", [], "01"), ("forming", [], "012"), ("running", [], "012"), ("running", [2], "012"), last]
     statuses = [
@@ -62,19 +62,19 @@ def test_a_status_of_before_the_job_trained_says_nothing(
     left = iter([None, *statuses])
     monkeypatch.setattr(drain_command, "glance", lambda path: next(left))
     monkeypatch.setattr(drain_command, "LOOK_S", 0.0)
-    assert list(drain_command.departures(RunDirectory("unread"), [2])) == [(2, told)]
+    assert list(drain_command.departures(RunDirectory("unread"), [2])) == [(2, reported)]
 
 
 def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Path, drain: Drain) -> None:
-    told = tmp_path / "events"
-    events = ("--spare-on-event", f"cat >> {told}")
+    reported = tmp_path / "events"
+    events = ("--spare-on-event", f"cat >> {reported}")
     job = start(tmp_path, RESTARTS, "3", *events, steps=2000)
     job.wait_for_step(3)
     assert "are the last live hosts of a shard" in drain(job, "--node", "127.0.0.1", code=2)
     assert "no group that is there has a rank at 192.0.2.1" in drain(job, "--node", "192.0.2.1", code=2)
-    said = drain(job, "--group", "2", "--reason", "ECC errors")
-    assert said.startswith("1 group (2) will leave"), said
-    assert "group 2 has left; step " in said
+    reported = drain(job, "--group", "2", "--reason", "ECC errors")
+    assert reported.startswith("1 group (2) will leave"), reported
+    assert "group 2 has left; step " in reported
     assert "group 1 is the last live host of a shard" in drain(job, "--group", "1", code=2)
     assert "group 2 has been drained already" in drain(job, "--group", "2", code=2)
     assert "groups 0, 1, 3 are there; group 7 is not among them" in drain(job, "--group", "7", code=2)
@@ -92,7 +92,7 @@ def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Pat
     history = RunFiles(RunDirectory(str(tmp_path))).look().history
     assert [(one.group, len(history.failures)) for one in history.drained] == [(2, 0)]
     assert [one.group for one in history.returns] == [2]
-    kinds = [line.split('"event": "')[1].split('"')[0] for line in told.read_text().splitlines()]
+    kinds = [line.split('"event": "')[1].split('"')[0] for line in reported.read_text().splitlines()]
     assert kinds.count("drained") == 1
     assert not {"loss", "patch"}.intersection(kinds)
 

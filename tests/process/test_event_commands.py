@@ -23,8 +23,8 @@ class Runner:
     """The commands of one coordinator, with what they say."""
 
     def __init__(self, command: str, **options: Any) -> None:
-        self.said: list[str] = []
-        self.commands = EventCommands(command, self.said.append, **options)
+        self.reported: list[str] = []
+        self.commands = EventCommands(command, self.reported.append, **options)
 
     def tell(self, *numbers: int) -> None:
         for number in numbers:
@@ -54,11 +54,11 @@ def wait_until(true: Any, within_s: float = 20.0) -> None:
 
 
 def test_each_event_is_a_line_of_json(tmp_path: Path) -> None:
-    runner = Runner(f"cat >> {tmp_path}/events; echo much; echo of what nobody hears >&2")
+    runner = Runner(f"cat >> {tmp_path}/events; echo much; echo of what nobody receives >&2")
     runner.tell(*range(6))
     runner.close()
     lines = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
-    assert (sorted(line["number"] for line in lines), runner.said) == (list(range(6)), [])
+    assert (sorted(line["number"] for line in lines), runner.reported) == (list(range(6)), [])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_of_many_failures_the_first_is_said_and_all_are_counted(command: str, fa
     runner = Runner(command)
     runner.tell(*range(9))
     runner.close()
-    first, last = runner.said
+    first, last = runner.reported
     assert first.startswith(f"--spare-on-event: the command failed: {failure}")
     assert last == "--spare-on-event: 9 of 9 commands failed, 0 events had none"
 
@@ -82,8 +82,8 @@ def test_of_many_failures_the_first_is_said_and_all_are_counted(command: str, fa
 def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
     runner = Runner("sleep 98765 & sleep 98765", limit_s=0.3)
     runner.tell(1)
-    wait_until(lambda: runner.said)
-    assert runner.said == [
+    wait_until(lambda: runner.reported)
+    assert runner.reported == [
         "--spare-on-event: the command failed: not done within 0.3 s; later failures are counted only"
     ]
     assert processes_with("98765") == []
@@ -95,7 +95,7 @@ def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
     runner.tell(1)
     assert runner.close() < 5.0
     assert (tmp_path / "done").exists()
-    assert (runner.said, processes_with("98764")) == ([], [])
+    assert (runner.reported, processes_with("98764")) == ([], [])
 
 
 def test_killed_processes_are_waited_for_beyond_the_shell() -> None:
@@ -116,8 +116,8 @@ def test_a_storm_of_events_is_dropped_and_counted_and_nobody_waits() -> None:
     assert len(processes_with("98763")) <= 2 * AT_ONCE, "a shell and a sleep each"
     assert runner.close(patience_s=0.2) < 5.0
     assert processes_with("98763") == []
-    assert runner.said[0] == "--spare-on-event: 10 events wait for their commands; further ones are dropped"
-    assert runner.said[-1] == f"--spare-on-event: {AT_ONCE} of {AT_ONCE} commands failed, 1000 events had none"
+    assert runner.reported[0] == "--spare-on-event: 10 events wait for their commands; further ones are dropped"
+    assert runner.reported[-1] == f"--spare-on-event: {AT_ONCE} of {AT_ONCE} commands failed, 1000 events had none"
 
 
 @pytest.mark.parametrize(("word", "stream"), [("98762", ""), ("98760", " >&2")])
@@ -129,7 +129,7 @@ def test_a_command_that_never_stops_writing_costs_little(word: str, stream: str)
     assert time.process_time() - began_s[1] < 0.5
     assert processes_with(word) == []
     line = f": {word}" if stream else ""
-    assert runner.said[0] == (
+    assert runner.reported[0] == (
         f"--spare-on-event: the command failed: not done within 1 s{line}; later failures are counted only"
     )
 
@@ -162,15 +162,15 @@ def test_a_job_tells_of_loss_restart_wipe_out_and_end(tmp_path: Path) -> None:
     job.wait_for("the restart", lambda: any(rank["incarnation"] == 1 for rank in job.ranks()))
     job.wait_for("its word", lambda: '"restart"' in (tmp_path / "events").read_text())
     job.kill(*job.pids(1))
-    job.wait_for("the second life", lambda: job.metrics[-1]["life"] == 2)
+    job.wait_for("the second job attempt", lambda: job.metrics[-1]["life"] == 2)
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    told = events(job)
-    kinds = [event["event"] for event in told if event["event"] != "save"]
+    reported = events(job)
+    kinds = [event["event"] for event in reported if event["event"] != "save"]
     assert kinds[:5] == ["life", "loss", "patch", "restart", "loss"]
     assert kinds[-3:] == ["wipe_out", "life", "end"]
-    assert {event["run_dir"] for event in told} == {str(tmp_path)}
-    end = told[-1]
+    assert {event["run_dir"] for event in reported} == {str(tmp_path)}
+    end = reported[-1]
     assert (end["step"], end["life"], end["outcome"], end["live"]) == (job.metrics[-1]["step"], 2, "left", [0, 1])
 
 
@@ -179,9 +179,9 @@ def test_a_killed_coordinator_leaves_no_command_and_its_next_one_repeats_nothing
     job = begin(tmp_path, command, "--steps", "100000")
     job.wait_for_step(2)
     job.kill(job.pid(1, 1))
-    told = tmp_path / "events"
+    reported = tmp_path / "events"
     words = ('"life"', '"loss"', '"patch"')
-    job.wait_for("all words", lambda: told.exists() and all(word in told.read_text() for word in words))
+    job.wait_for("all words", lambda: reported.exists() and all(word in reported.read_text() for word in words))
     job.wait_for("the command", lambda: any(map(_is_sleep, processes_with("98761"))))
     job.kill(json.loads((tmp_path / "processes.json").read_text())["coordinator"]["pid"])
     job.wait_for("the end of the command", lambda: not any(map(_is_sleep, processes_with("98761"))))

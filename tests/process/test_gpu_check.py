@@ -69,12 +69,12 @@ def test_a_criterion_that_does_not_hold_fails_its_own_check(tmp_path: Path) -> N
     def cannot(_: Machine) -> dict[str, Any]:
         raise SkipError("needs a GPU")
 
-    told: list[str] = []
+    reported: list[str] = []
     chosen = [
         MachineCheck(one.__name__, "something holds", one) for one in (fails, breaks, cannot, lambda _: {"all": "well"})
     ]
-    made = table.run(chosen, machine(tmp_path), lambda outcome: told.append(outcome.state))
-    assert told == [table.FAILED, table.FAILED, table.SKIPPED, table.PASSED]
+    made = table.run(chosen, machine(tmp_path), lambda outcome: reported.append(outcome.state))
+    assert reported == [table.FAILED, table.FAILED, table.SKIPPED, table.PASSED]
     assert [one.why for one in made[:3]] == ["a copy is faster", "OSError: no space left on device", "needs a GPU"]
     assert "of a copy = 0.3" in table.as_text(made, {})
 

@@ -34,7 +34,7 @@ def guard() -> Iterator[ChildGuard]:
 
 
 def health(run_dir: Path, guard: ChildGuard, check: str = "", pids: tuple[int, ...] = ()) -> GroupHealth:
-    environ = dict(os.environ, TOLD="word")
+    environ = dict(os.environ, REPORTED="word")
     launch = Launch(2, 2, RunDirectory(run_dir), (), health_check=check, save_dir="s", environ=environ)
     return GroupHealth(launch, guard, lambda: {0: pids})
 
@@ -166,7 +166,7 @@ def test_a_check_that_cannot_be_started_is_tried_again(
     """The interpreter is missing twice, then it is there again."""
     monkeypatch.setattr(fit_host, "pause_s", lambda looks: 0.01 * looks)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
-    told, begun, looks = list[str](), list[GroupStart](), list[GroupStart]()
+    reported, begun, looks = list[str](), list[GroupStart](), list[GroupStart]()
 
     class Client:
         async def ask_restart(self, group: int, incarnation: int) -> pb.RestartAnswer:
@@ -183,10 +183,10 @@ def test_a_check_that_cannot_be_started_is_tried_again(
         return ""
 
     memory = LaunchMemory(GroupRestarts(1), Incarnations())
-    made = restarter.Restarter(lambda: True, Client(), memory, fault, begin, told.append, lambda: False)  # type: ignore[arg-type]
+    made = restarter.Restarter(lambda: True, Client(), memory, fault, begin, reported.append, lambda: False)  # type: ignore[arg-type]
     asyncio.run(made.bring_back(GroupStart(1, 3)))
     assert (len(looks), begun) == (3, [GroupStart(1, 4, 1)])
-    assert told == [
+    assert reported == [
         "group 1 is not started again yet, the check cannot be started: ENOENT (No such file or directory); looked at "
         "again in 0.01 s, and then less and less often",
         "group 1 is started again, as incarnation 4: restart 1 of at most 1 within an hour",

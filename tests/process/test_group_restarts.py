@@ -39,7 +39,7 @@ def begin() -> Iterator[Begin]:
         job.end()
 
 
-def said(job: Job, about: str) -> list[str]:
+def reported(job: Job, about: str) -> list[str]:
     """The lines of the launcher that have the words ``about``."""
     lines = (job.run_dir / "launch.out").read_text().splitlines()
     return [line for line in lines if line.startswith("spare-launch: ") and about in line]
@@ -51,7 +51,7 @@ def events(job: Job) -> list[Event]:
 
 
 def incarnations(job: Job, group: int) -> list[int]:
-    """Those that said Hello for the first time, in their order."""
+    """Those that sent Hello for the first time, in their order."""
     return list(dict.fromkeys(e.incarnation for e in events(job) if isinstance(e, Hello) and e.group == group))
 
 
@@ -79,7 +79,7 @@ def test_a_killed_group_is_started_again(begin: Begin, tmp_path: Path) -> None:
     assert rows(job, 1) == [(0, 1), (1, 1)]
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    assert said(job, "group 1") == [
+    assert reported(job, "group 1") == [
         "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 1 within an hour"
     ]
     assert incarnations(job, 1) == [0, 1]
@@ -93,15 +93,15 @@ def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: P
     job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.01", *pause, restarts=2)
     job.wait_for_step(3)
     job.kill(job.pid(1, 1))
-    job.wait_for("the pause", lambda: bool(said(job, "in 2 s")))
+    job.wait_for("the pause", lambda: bool(reported(job, "in 2 s")))
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
-    job.wait_for("the end of it", lambda: bool(said(job, "goes on without it")))
+    job.wait_for("the end of it", lambda: bool(reported(job, "goes on without it")))
     before = job.metrics[-1]["step"]
     job.wait_for_step(before + 5)
     assert rows(job, 1) == []
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    lines = said(job, "group 1")
+    lines = reported(job, "group 1")
     assert re.sub("rank [01]", "rank 0", "\n".join(lines)).split("\n") == [
         "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 2 within an hour",
         "spare-launch: group 1 (incarnation 1) has failed again, rank 0: exit code 1; it is started again in 2 s",
@@ -111,7 +111,7 @@ def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: P
     ]
     for incarnation in (1, 2):
         logs = (job.run_dir / "logs" / "group-1").glob(f"rank-*.incarnation-{incarnation}.log")
-        assert max(log.read_text().count("RuntimeError: told to crash") for log in logs) == 1
+        assert max(log.read_text().count("RuntimeError: asked to crash") for log in logs) == 1
 
 
 def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_pa
     job.wait_for("the learner", lambda: is_back(job, 1, 1))
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    first, second = said(job, "group 1")
+    first, second = reported(job, "group 1")
     assert re.fullmatch(
         r"spare-launch: group 1 is not started again yet, \S+: --spare-health-check: exit code 7: the fan is broken; "
         r"looked at again in 5 s, and then less and less often",
@@ -161,7 +161,7 @@ def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin,
     job.wait_for("group 1", lambda: incarnations(job, 1) == [0, 1])
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    assert said(job, "group 1") == [
+    assert reported(job, "group 1") == [
         "spare-launch: group 1 is started again, as incarnation 1: restart 1 of at most 3 within an hour"
     ]
 
@@ -169,25 +169,25 @@ def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin,
 def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:
     words = ("--error-when-back=--data-path_is_gone", "--steps", "100000", "--piece-s", "0.01")
     job = begin(tmp_path, *words, inject=("sigkill:group=0,position=1,step=3,at=reduce",), restarts=1)
-    job.wait_for("the end of it", lambda: bool(said(job, "goes on without it")))
+    job.wait_for("the end of it", lambda: bool(reported(job, "goes on without it")))
     before = job.metrics[-1]["step"]
     job.wait_for_step(before + 5)
     job.kill(job.process.pid, number=signal.SIGTERM)
     lines = job.finish(code=ExitCode.REQUEUE)
     assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
-    assert said(job, "group 0") == [
+    assert reported(job, "group 0") == [
         "spare-launch: group 0 is started again, as incarnation 1: restart 1 of at most 1 within an hour",
         "spare-launch: group 0 was restarted 1 time within an hour, and has failed again, --data-path_is_gone: the job "
         "goes on without it",
     ]
 
 
-def test_a_group_that_hangs_and_does_not_hear_that_it_is_fenced_is_killed(begin: Begin, tmp_path: Path) -> None:
+def test_a_group_that_hangs_and_does_not_receive_that_it_is_fenced_is_killed(begin: Begin, tmp_path: Path) -> None:
     job = begin(tmp_path, "--hang", "1,3", "--steps", "100000", "--piece-s", "0.01", restarts=1)
     job.wait_for("the learner", lambda: is_back(job, 1, 1))
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
-    assert len(said(job, "group 1")) == 1
+    assert len(reported(job, "group 1")) == 1
     [cause] = {loss.cause for e in events(job) if isinstance(e, Lost) for loss in e.losses}
     assert cause == "silent"
 
@@ -202,12 +202,12 @@ def test_after_a_wipe_out_no_group_is_started_alone_and_no_incarnation_is_there_
     job.kill(*job.pids(0))
     job.wait_for("the learner", lambda: is_back(job, 0, 1))
     job.kill(*job.pids(1))
-    job.wait_for("the second life", lambda: job.metrics[-1]["life"] == 2)
+    job.wait_for("the second job attempt", lambda: job.metrics[-1]["life"] == 2)
     before = job.metrics[-1]["step"]
     job.wait_for_step(before + 5)
     job.kill(job.process.pid, number=signal.SIGTERM)
     lines = job.finish(code=ExitCode.REQUEUE)
     assert {line["life"] for line in lines} == {1, 2}
-    assert [len(said(job, f"group {group} is started again")) for group in range(2)] == [1, 0]
+    assert [len(reported(job, f"group {group} is started again")) for group in range(2)] == [1, 0]
     assert (incarnations(job, 0), incarnations(job, 1)) == ([0, 1, 2], [0, 2])
     assert {loss.incarnation for e in events(job) if isinstance(e, Lost) for loss in e.losses} <= {0, 1}

@@ -51,18 +51,18 @@ class Leader:
             incarnation=self.incarnation,
             fingerprint=opened.spec.fingerprint,
             last_applied=self.last_applied,
-            birth=f"incarnation {self.incarnation}",
+            process_nonce=f"incarnation {self.incarnation}",
         )
         spec, job = json.dumps(encode(opened.spec)), json.dumps(encode(JobDescription()))
         arrival = pb.Arrival(hello=hello, ranks=1, spec_json=spec, job_json=job, addresses=[""], serving_at=[""])
         await self._call.write(pb.GroupReport(arrival=arrival))
 
-    async def hear(self, kind: str) -> Any:
+    async def receive(self, kind: str) -> Any:
         """The next order of this kind."""
         while (order := await asyncio.wait_for(self._call.read(), 10.0)) is not grpc.aio.EOF:
             if order.WhichOneof("kind") == kind:
                 return getattr(order, kind)
-        raise AssertionError(f"incarnation {self.incarnation} hears of no {kind}")
+        raise AssertionError(f"incarnation {self.incarnation} learns of no {kind}")
 
     async def leave(self) -> None:
         """Break the connection."""
@@ -83,7 +83,7 @@ def test_one_that_is_refused_does_not_end_the_watch_of_the_one_that_is_there(job
     async def refused() -> str:
         other = Leader(job.run_dir, 1, last_applied=5)
         await other.arrive()
-        reason = (await other.hear("fenced")).reason
+        reason = (await other.receive("fenced")).reason
         await other.leave()
         return str(reason)
 
@@ -102,10 +102,10 @@ def test_two_that_come_while_the_disk_fails_are_let_in_one_after_the_other(job: 
         leaders = [Leader(job.run_dir, incarnation) for incarnation in (1, 2)]
         for leader in leaders:
             await leader.arrive()
-            await leader.hear("welcome")
+            await leader.receive("welcome")
         (tmp_path / "failing").unlink()
-        assert (await leaders[0].hear("fenced")).reason.endswith("incarnation 2 took its place")
-        assert (await leaders[1].hear("view")).incarnation == 2
+        assert (await leaders[0].receive("fenced")).reason.endswith("incarnation 2 took its place")
+        assert (await leaders[1].receive("view")).incarnation == 2
         for leader in leaders:
             await leader.leave()
 

@@ -88,5 +88,7 @@ def test_a_disk_without_room_for_snapshots_and_parts_stops_nothing(job: Callable
     assert one.finish() == ExitCode.FINISHED, one.outputs()
     one.check_steps(STEPS)
     assert not list(beside(one.run_dir.journal))
-    said = [line for line in one.output("coordinator").splitlines() if "ENOSPC" in line and line.startswith("spare:")]
-    assert len(said) == 2, "the next part and the snapshots, each once"
+    reported = [
+        line for line in one.output("coordinator").splitlines() if "ENOSPC" in line and line.startswith("spare:")
+    ]
+    assert len(reported) == 2, "the next part and the snapshots, each once"

@@ -265,7 +265,7 @@ def test_a_users_error_of_every_rank_is_shown_once(launch: Callable[..., Launche
 def test_ranks_that_all_crash_end_the_job(launch: Callable[..., LaunchedJob]) -> None:
     job = launch("--- --crash", groups=2, size=1)
     assert job.finish() == ExitCode.FAILED
-    assert "RuntimeError: told to crash" in job.text()
+    assert "RuntimeError: asked to crash" in job.text()
     assert len(job.text().splitlines()) <= 13
 
 

@@ -111,7 +111,7 @@ class Rank:
 
 
 PLACE = Place(
-    group=0, position=0, num_groups=1, incarnation=0, run_dir="", launcher="spare-launch", group_size=3, life=1,
+    group=0, position=0, num_groups=1, incarnation=0, run_dir="", launcher="spare-launch", group_size=3, job_attempt=1,
     launcher_pid=0, tls_dir="",
 )  # fmt: skip
 
@@ -122,7 +122,7 @@ class Group:
     def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir
         self.coordinator = Coordinator(run_dir, fencing=1)
-        self.stopped, self.witness = Rank(run_dir, 1), Rank(run_dir, 2)
+        self.stopped, self.check_vector = Rank(run_dir, 1), Rank(run_dir, 2)
         self.session: Session
 
     async def commit(self) -> None:
@@ -130,12 +130,12 @@ class Group:
         await self.coordinator.start()
         place = dataclasses.replace(PLACE, run_dir=str(self.run_dir.path))
         opening = asyncio.to_thread(Session.open, place, SPEC, JOB, last_applied=0)
-        self.session, *_ = await asyncio.gather(opening, self.stopped.connect(), self.witness.connect())
+        self.session, *_ = await asyncio.gather(opening, self.stopped.connect(), self.check_vector.connect())
         self.coordinator.send(view=view_order(fencing=1))
         await self.stopped.read("view")
         self.coordinator.send(save_accepted=pb.SaveAccepted(step=0, directory="x" * TOO_MUCH_BYTES))
         self.coordinator.send(commit=pb.Commit(step=1, epoch=1))
-        await self.witness.read("commit")
+        await self.check_vector.read("commit")
         while self.session.orders.view.committed != (1, 1):
             await asyncio.sleep(0.01)
 
@@ -144,7 +144,7 @@ class Group:
         last = Coordinator(self.run_dir, fencing=9)
         await last.start()
         last.send(stop=pb.Stop(outcome="finished", reason="the test is over"))
-        await asyncio.gather(self.stopped.close(), self.witness.close())
+        await asyncio.gather(self.stopped.close(), self.check_vector.close())
         await asyncio.to_thread(self.session.close)
         await asyncio.gather(self.coordinator.stop(), last.stop())
 
@@ -175,7 +175,7 @@ def run_dir(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def test_a_rank_that_does_not_read_holds_nobody_up_and_is_told_when_it_comes_back(run_dir: RunDirectory) -> None:
+def test_a_rank_that_does_not_read_holds_nobody_up_and_is_notified_when_it_comes_back(run_dir: RunDirectory) -> None:
     async def main() -> None:
         group, back = Group(run_dir), Rank(run_dir, 1)
         try:
@@ -235,14 +235,14 @@ def test_ranks_that_do_not_come_are_one_sentence(run_dir: RunDirectory) -> None:
     gc.collect()  # warns of what was left open
 
 
-def test_a_leader_is_told_what_position_0_knows(run_dir: RunDirectory) -> None:
+def test_a_leader_is_given_what_position_0_knows(run_dir: RunDirectory) -> None:
     setup = RankSetup(
         group=2, incarnation=1, position=0, group_size=3, run_dir=run_dir, spec=SPEC, job=JOB, last_applied=7,
         coordinator="here:1", address="here:2", tls_dir="tls", launcher_pid=1,
     )  # fmt: skip
-    told = setup_from_json(setup_to_json(setup))
-    assert told.run_dir.path == run_dir.path
-    assert told == dataclasses.replace(setup, run_dir=told.run_dir, launcher_pid=os.getpid())
+    reported = setup_from_json(setup_to_json(setup))
+    assert reported.run_dir.path == run_dir.path
+    assert reported == dataclasses.replace(setup, run_dir=reported.run_dir, launcher_pid=os.getpid())
 
 
 def leaders(pid: int | None = None) -> list[psutil.Process]:
@@ -301,7 +301,7 @@ def test_a_leader_and_position_0_live_and_die_together(job: ControlJob) -> None:
     job.until(lambda: gone(all_leaders[3]), 5.0)
 
     exits = job.exits()
-    assert [exits[group, 1] for group in (1, 2)] == [ExitCode.FENCED] * 2, "the rest of the group is told"
+    assert [exits[group, 1] for group in (1, 2)] == [ExitCode.FENCED] * 2, "the rest of the group is notified"
     assert {exits[group, position] for group in (0, 4) for position in range(2)} == {ExitCode.FINISHED}
     assert all(map(gone, all_leaders))
     job.check_steps(STEPS)

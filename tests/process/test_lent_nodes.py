@@ -28,11 +28,11 @@ time.sleep(float(sys.argv[1]))
 
 @dataclass
 class Job:
-    """A launcher that takes nodes, and what it said and was told."""
+    """A launcher that takes nodes, and what it said and was notified."""
 
     run_dir: RunDirectory
     security: Security
-    said: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     nodes: list[LentNode] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     may_leave: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,7 +48,7 @@ class Job:
 
     @asynccontextmanager
     async def serving(self, needs: NodeNeeds) -> AsyncIterator[LentNodes]:
-        async with LentNodes(self.run_dir, self.security, "127.0.0.1:0", needs, self.said.append) as lent:
+        async with LentNodes(self.run_dir, self.security, "127.0.0.1:0", needs, self.reported.append) as lent:
             lent.user = self
             yield lent
 
@@ -88,7 +88,7 @@ def needs(tmp_path: Path) -> NodeNeeds:
     return NodeNeeds(str(tmp_path), [str(script)], 2)
 
 
-async def said_at_end(agent: asyncio.subprocess.Process) -> tuple[int, str]:
+async def reported_at_end(agent: asyncio.subprocess.Process) -> tuple[int, str]:
     out, _ = await asyncio.wait_for(agent.communicate(), 60)
     return agent.returncode or 0, out.decode()
 
@@ -132,7 +132,7 @@ def test_an_agent_runs_ranks_until_it_is_released(tmp_path: Path) -> None:
             await until(lambda: not node.usable)
             assert len(node.starts) == 1, "its ranks live until the node is released"
             job.may_leave.set()
-            assert await said_at_end(agent) == (0, "spare-agent: n9 leaves: the node n9 is not needed any more\n")
+            assert await reported_at_end(agent) == (0, "spare-agent: n9 leaves: the node n9 is not needed any more\n")
             await until(lambda: job.left == ["n9"])
             assert ended[2:] == [(2, 1)]
             with pytest.raises(OSError, match="has left"):
@@ -140,7 +140,7 @@ def test_an_agent_runs_ranks_until_it_is_released(tmp_path: Path) -> None:
         assert not job.run_dir.launcher.exists()
 
     job = played(tmp_path, play)
-    assert job.said == [
+    assert job.reported == [
         "the node n9 is lent to the job, with room for 2 ranks",
         "the lent node n9 is to leave: it was asked to leave",
         "the lent node n9 has left",
@@ -164,7 +164,7 @@ def test_a_node_whose_agent_is_killed_is_lost_and_the_end_of_the_job_ends_anothe
             await agent.communicate()
             other = await job.agent("--places", "2")
             await until(lambda: len(job.nodes) == 2)
-        assert (await said_at_end(other))[0] == 0
+        assert (await reported_at_end(other))[0] == 0
 
     played(tmp_path, play)
 
@@ -193,18 +193,18 @@ def test_a_node_that_does_not_fit_is_not_taken(tmp_path: Path, wrong: str, sente
             ["NVIDIA H100"] if wrong == "gpus" else base.gpus,
         )
         if wrong == "over":
-            code, text = await said_at_end(await job.agent())
+            code, text = await reported_at_end(await job.agent())
             assert (code, text.count("\n")) == (2, 1)
             assert sentence in text
             return
         async with job.serving(asked):
             if wrong == "token":
                 (job.run_dir.path / "token").write_text("another")
-            code, text = await said_at_end(await job.agent("--places", "1" if wrong == "places" else "2"))
+            code, text = await reported_at_end(await job.agent("--places", "1" if wrong == "places" else "2"))
             assert code == 2
             assert sentence in text
             assert text.count("\n") == 1
             assert not job.nodes
-            assert wrong == "token" or any(sentence in said for said in job.said)
+            assert wrong == "token" or any(sentence in reported for reported in job.reported)
 
     played(tmp_path, play)

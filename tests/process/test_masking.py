@@ -14,24 +14,24 @@ import pytest
 
 from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
-from tests.process.returning import calm_pipeline
+from tests.process.returning import failure_free_pipeline
 
 GROUPS, STEPS, PIECES = 5, 24, 2
 WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--piece-s", "0.005")
 
 
 @pytest.fixture(scope="module")
-def calm() -> dict[str, str]:
+def failure_free() -> dict[str, str]:
     """Position -> digest of the weights of the run without failures."""
-    return {str(position): digest for position, digest in enumerate(calm_pipeline(STEPS, GROUPS, PIECES)[-1])}
+    return {str(position): digest for position, digest in enumerate(failure_free_pipeline(STEPS, GROUPS, PIECES)[-1])}
 
 
-def same_as_calm(job: Job, calm: dict[str, str], survivors: int) -> None:
+def same_as_failure_free(job: Job, failure_free: dict[str, str], survivors: int) -> None:
     """Every surviving rank has the weights of the run without failures."""
     digests = toy_digests(job.run_dir)
     assert len(digests) == 2 * survivors, digests
     for name, digest in digests.items():
-        assert digest == calm[name.rpartition("-")[2]], f"{name} differs from the run without failures"
+        assert digest == failure_free[name.rpartition("-")[2]], f"{name} differs from the run without failures"
 
 
 def check_twice(lines: list[dict]) -> None:
@@ -46,7 +46,7 @@ def lost(lines: list[dict]) -> list[int]:
 
 
 @pytest.mark.parametrize("position", [None, 0, 1], ids=["group", "leader", "rank1"])
-def test_a_death_at_each_point_of_the_step(tmp_path: Path, calm: dict[str, str], position: int | None) -> None:
+def test_a_death_at_each_point_of_the_step(tmp_path: Path, failure_free: dict[str, str], position: int | None) -> None:
     where = "" if position is None else f",position={position}"
     inject = [
         f"sigkill:group={group}{where},step={step},at={point}"
@@ -58,10 +58,10 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, calm: dict[str, str],
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert lost(lines) == [0, 1, 2, 3]
     check_twice(lines)
-    same_as_calm(job, calm, survivors=1)
+    same_as_failure_free(job, failure_free, survivors=1)
 
 
-def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, failure_free: dict[str, str]) -> None:
     inject = [
         "sigkill:group=0,step=5,at=apply",
         "sigkill:group=1,step=12,at=reduce",
@@ -74,11 +74,11 @@ def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, c
     gone = lost(lines)
     assert gone[0] == 0
     assert set(gone) >= {0, 1}
-    same_as_calm(job, calm, survivors=GROUPS - len(gone))
+    same_as_failure_free(job, failure_free, survivors=GROUPS - len(gone))
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in (3, 4))])
-def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: dict[str, str], seed: int) -> None:
+def test_kills_from_outside_at_random_moments(tmp_path: Path, failure_free: dict[str, str], seed: int) -> None:
     print(f"seed {seed}")
     draw = random.Random(seed)
     job = launch(tmp_path, *WORDS, *(["--joins"] * (seed % 2)), groups=GROUPS)
@@ -91,7 +91,7 @@ def test_kills_from_outside_at_random_moments(tmp_path: Path, calm: dict[str, st
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert sorted(lost(lines)) == sorted(victims)
-    same_as_calm(job, calm, survivors=1)
+    same_as_failure_free(job, failure_free, survivors=1)
 
 
 def test_a_patch_joins_pipelines_that_still_run(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_patch_joins_pipelines_that_still_run(tmp_path: Path) -> None:
 
 
 def test_the_ticket_stream_outlives_its_connections_and_ends_with_its_group(
-    tmp_path: Path, calm: dict[str, str]
+    tmp_path: Path, failure_free: dict[str, str]
 ) -> None:
     """Words of leaders and of position 0 are lost with the connection, which comes back; a leader and a position 0 die
     as they are about to say one."""
@@ -116,4 +116,4 @@ def test_the_ticket_stream_outlives_its_connections_and_ends_with_its_group(
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert sorted(lost(lines)) == [2, 3]
-    same_as_calm(job, calm, survivors=3)
+    same_as_failure_free(job, failure_free, survivors=3)

@@ -139,7 +139,7 @@ def test_what_a_hook_raises_comes_out_of_the_middle_of_the_backward_pass(three: 
         until(opened, lambda: False)
 
 
-def test_groups_with_other_scalars_are_told_so(three: Groups) -> None:
+def test_groups_with_other_scalars_are_notified(three: Groups) -> None:
     tensors = [tensors_of(group) for group in range(3)]
     opened = [begin(three, group, tensors[group]) for group in range(3)]
     scalars = [SCALARS, SCALARS, {"loss": 1.0}]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.harness import Job, launch, toy_digests
-from tests.process.returning import calm_pipeline
+from tests.process.returning import failure_free_pipeline
 
 GROUPS, STEPS, PIECES = 5, 20, 2
 OVERLAP = (
@@ -35,7 +35,9 @@ def by_position(job: Job, survivors: int) -> dict[str, set[str]]:
 @pytest.fixture(scope="module")
 def plain() -> dict[str, set[str]]:
     """Of the run without overlap and without failures."""
-    return {str(position): {one} for position, one in enumerate(calm_pipeline(STEPS, GROUPS, PIECES, layers=4)[-1])}
+    return {
+        str(position): {one} for position, one in enumerate(failure_free_pipeline(STEPS, GROUPS, PIECES, layers=4)[-1])
+    }
 
 
 def test_buckets_leave_early_and_the_weights_are_the_same(tmp_path: Path, plain: dict[str, set[str]]) -> None:

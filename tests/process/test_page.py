@@ -14,13 +14,13 @@ from spare_megatron.protocol.messages import Lost, SendView
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
 from tests.process.page_process import Onlooker, PageProcess, until
-from tests.process.returning import calm_weights, check_same, leave_whole, records
+from tests.process.returning import check_same, failure_free_weights, leave_whole, records
 
 pytestmark = pytest.mark.timeout(200)
 GROUPS, PIECES, MOST_STEPS = 4, 1, 400
 DEAD = 2
 ATTACKERS = 1000
-TOLD_WITHIN = 4
+REPORTED_WITHIN = 4
 """Steps, each of which takes 0.25 s and more where a machine is busy. The page looks every 0.5 s."""
 CLASSES = """
   window.changed = [];
@@ -89,21 +89,21 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
         again = stack.enter_context(PageProcess(shown, token_file=token, port=page.port))
         second = Onlooker(again)
         stack.callback(second.close)
-        until("all that happened", lambda: second.told("return"))
+        until("all that happened", lambda: second.reported("return"))
         if browser is not None:
             state = "return document.getElementById('state').textContent"
             until("the browser's new connection", lambda: browser.execute_script(state) == "live")
         digests = leave_whole(job, GROUPS, (DEAD, 1))
-        until("the end", lambda: second.told("end"))
-    told = records(job)
-    lost_s = next(record.time_unix_s for record in told if isinstance(record.event, Lost))
-    back_s = next(record.time_unix_s for record in told if (DEAD, 1) in _members(record))
+        until("the end", lambda: second.reported("end"))
+    reported = records(job)
+    lost_s = next(record.time_unix_s for record in reported if isinstance(record.event, Lost))
+    back_s = next(record.time_unix_s for record in reported if (DEAD, 1) in _members(record))
     commits_s = [line["time_unix_s"] for line in job.metrics]
     return Watched(lost_s, back_s, commits_s, first, second, changed, answers, digests)
 
 
 def returns(looker: Onlooker) -> list[float]:
-    """When it was told that the group is a member after its loss; before that it is told of its speed."""
+    """When it was notified that the group is a member after its loss; before that it is notified of its speed."""
     gone_s = looker.cells(DEAD, ["dead", "learning"])[0]
     return [at_s for at_s in looker.cells(DEAD, ["live"]) if at_s > gone_s]
 
@@ -153,23 +153,23 @@ def _is_open(page: PageProcess) -> bool:
         return b" 200 " in one.recv(64)
 
 
-def test_a_loss_and_the_return_are_told_within_a_few_steps(watched: Watched) -> None:
+def test_a_loss_and_the_return_are_notified_within_a_few_steps(watched: Watched) -> None:
     gone_s = watched.first.cells(DEAD, ["dead", "learning"])[0]
     back_s = returns(watched.first)[0]
-    print(f"told {gone_s - watched.lost_s:.3f} s after the loss, {back_s - watched.back_s:.3f} s after the return")
+    print(f"reported {gone_s - watched.lost_s:.3f} s after the loss, {back_s - watched.back_s:.3f} s after the return")
     assert gone_s >= watched.lost_s
     assert back_s >= watched.back_s
-    assert watched.steps(watched.lost_s, gone_s) <= TOLD_WITHIN
-    assert watched.steps(watched.back_s, back_s) <= TOLD_WITHIN
+    assert watched.steps(watched.lost_s, gone_s) <= REPORTED_WITHIN
+    assert watched.steps(watched.back_s, back_s) <= REPORTED_WITHIN
 
 
 def test_events_say_what_happened(watched: Watched) -> None:
-    [failure] = watched.first.told("failure")
+    [failure] = watched.first.reported("failure")
     assert failure["text"] == f"group {DEAD} (rank 0) exited: killed by SIGKILL"
     assert "epoch 2 with 3 of 4 groups" in failure["why"]
     assert failure["cost"]
     assert failure["back"].startswith(f"group {DEAD} after ")
-    assert len(watched.first.told("return")) == 1
+    assert len(watched.first.reported("return")) == 1
 
 
 def test_event_streams_are_bounded(watched: Watched) -> None:
@@ -180,18 +180,20 @@ def test_event_streams_are_bounded(watched: Watched) -> None:
 
 
 def test_a_page_that_was_killed_tells_the_same_once_it_is_started_again(watched: Watched) -> None:
-    story = [[(one["text"], one["why"]) for one in seen.told("failure")] for seen in (watched.first, watched.second)]
+    story = [
+        [(one["text"], one["why"]) for one in seen.reported("failure")] for seen in (watched.first, watched.second)
+    ]
     assert story[0] == story[1]
-    [end] = watched.second.told("end")
-    assert "life 1 ends, left: " in end["text"]
+    [end] = watched.second.reported("end")
+    assert "job attempt 1 ends, left: " in end["text"]
     assert watched.second.seen[0][1] == {"runs": ["run"]}
     assert watched.second.seen[1][1]["whole"] is True
 
 
 def test_the_job_did_not_notice(watched: Watched) -> None:
     """Its weights are those that one engine computes which has all pieces."""
-    calm = calm_weights(max(watched.digests), GROUPS, PIECES)
-    check_same(watched.digests, {step: {digest} for step, digest in enumerate(calm)})
+    failure_free = failure_free_weights(max(watched.digests), GROUPS, PIECES)
+    check_same(watched.digests, {step: {digest} for step, digest in enumerate(failure_free)})
 
 
 def test_a_browser_shows_the_loss_and_the_return_within_a_few_steps(watched: Watched) -> None:
@@ -201,5 +203,5 @@ def test_a_browser_shows_the_loss_and_the_return_within_a_few_steps(watched: Wat
     gone_s = next(at_s for at_s, name in states if name in ("dead", "learning"))
     back_s = next(at_s for at_s, name in states if name == "live" and at_s > gone_s)
     print(f"shown {gone_s - watched.lost_s:.3f} s after the loss, {back_s - watched.back_s:.3f} s after the return")
-    assert watched.steps(watched.lost_s, gone_s) <= TOLD_WITHIN
-    assert watched.steps(watched.back_s, back_s) <= TOLD_WITHIN
+    assert watched.steps(watched.lost_s, gone_s) <= REPORTED_WITHIN
+    assert watched.steps(watched.back_s, back_s) <= REPORTED_WITHIN

@@ -20,7 +20,7 @@ from spare_megatron.monitor.page.listener import ACCEPT_AGAIN_S, PageListener
 from spare_megatron.monitor.page.page_server import PageServer, opened
 from spare_megatron.monitor.page.visitors import CROWD_MAX, HEAD_S, KNOWN_MAX, Visitors
 from tests.process.page_process import PageProcess
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 from tests.pure.written_job import Written
 
 IDLE = 1200
@@ -35,7 +35,7 @@ def token_file(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
     (tmp_path / "run").mkdir()
-    made = Written(tmp_path / "run", ToldJob())
+    made = Written(tmp_path / "run", ScriptedJob())
     made.job.step()
     made.go_on()
     return made.dir.path
@@ -82,8 +82,10 @@ def test_many_idle_connections_are_bounded_and_said_once(run_dir: Path, token_fi
         while open_ones(page) > 0:
             assert time.monotonic() - began_s < HEAD_S + 5, "they were not closed"
             time.sleep(0.2)
-    said = ended(page)
-    assert re.fullmatch(r"spare-page: more than 64 connections have asked for nothing: .*\(said once\)\n", said), said
+    reported = ended(page)
+    assert re.fullmatch(r"spare-page: more than 64 connections have asked for nothing: .*\(said once\)\n", reported), (
+        reported
+    )
 
 
 def test_who_has_asked_stays_while_strangers_come(run_dir: Path, token_file: Path) -> None:
@@ -108,18 +110,20 @@ def test_without_descriptors_it_says_so_once(run_dir: Path, token_file: Path) ->
     resource.prlimit(page.process.pid, resource.RLIMIT_NOFILE, (used + 20, used + 20))
     with connected(page.port, 100):
         time.sleep(3)
-    said = ended(page)
-    assert re.fullmatch(r"spare-page: connections cannot be accepted now: Too many open files; .*\(said once\)\n", said)
+    reported = ended(page)
+    assert re.fullmatch(
+        r"spare-page: connections cannot be accepted now: Too many open files; .*\(said once\)\n", reported
+    )
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_listener_that_is_stopped_during_a_shortage_does_not_accept_again() -> None:
-    said: list[str] = []
+    reported: list[str] = []
 
     async def stopped_meanwhile() -> list[dict[str, object]]:
         loop, wrong = asyncio.get_running_loop(), []
         loop.set_exception_handler(lambda _, context: wrong.append(context))
-        listener = PageListener(Visitors(said.append), asyncio.Protocol)
+        listener = PageListener(Visitors(reported.append), asyncio.Protocol)
         port = await listener.start("127.0.0.1", 0)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with socket.create_connection(("127.0.0.1", port), timeout=5):
@@ -133,8 +137,8 @@ def test_a_listener_that_is_stopped_during_a_shortage_does_not_accept_again() ->
         return wrong
 
     assert asyncio.run(stopped_meanwhile()) == []
-    assert len(said) == 1
-    assert said[0].startswith("connections cannot be accepted now: Too many open files")
+    assert len(reported) == 1
+    assert reported[0].startswith("connections cannot be accepted now: Too many open files")
 
 
 @pytest.mark.parametrize("passes", range(6))

@@ -89,7 +89,7 @@ def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
     link = ParentLink(ours)
     try:
         link.greet((), [str(ROOT), *sys.path[1:]])
-        link.hear()
+        link.receive()
         yield link, process
     finally:
         link.close()
@@ -229,10 +229,10 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
     words = ("--steps", "2", "--spare-preload", f"{name},json")
     job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ, script=of_no_torch(tmp_path))
     job.finish()
-    said = [line for line in (tmp_path / "run" / "launch.out").read_text().splitlines() if name in line]
-    assert len(said) == 1, job.report()
-    assert sentence in said[0]
-    assert said[0].endswith("it is not preloaded")
+    reported = [line for line in (tmp_path / "run" / "launch.out").read_text().splitlines() if name in line]
+    assert len(reported) == 1, job.report()
+    assert sentence in reported[0]
+    assert reported[0].endswith("it is not preloaded")
     assert (tmp_path / "run" / "logs" / "preloaded_parent.log").read_text() == ""
 
 
@@ -295,9 +295,9 @@ def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None
     lines = job.finish()
     assert (job.run_dir / "launch.out").read_text().count("the preloaded parent of the ranks has ended") == 1
     assert lines[-1]["live_groups"] == 3, job.report()
-    calm = launch(tmp_path / "calm", *steps, groups=3, group_size=size)
-    calm.finish()
-    assert set(toy_digests(job.run_dir).values()) == set(toy_digests(calm.run_dir).values())
+    failure_free = launch(tmp_path / "failure-free", *steps, groups=3, group_size=size)
+    failure_free.finish()
+    assert set(toy_digests(job.run_dir).values()) == set(toy_digests(failure_free.run_dir).values())
 
 
 def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.collectives.replica_communicators import Membership
 from tests.process.middle import Middle, Tap
-from tests.process.relay import Mute, Relay
+from tests.process.relay import Relay, Silent
 from tests.process.test_replica import Groups, request_of
 
 TIMEOUT_S = 4.0
@@ -123,7 +123,7 @@ class Ahead:
             pass
 
     def lose(self, late: bool = False) -> list[int]:
-        """Group 1 is lost, and the others sum in the first epoch without it; ``late``: group 0 hears of it last.
+        """Group 1 is lost, and the others sum in the first epoch without it; ``late``: group 0 learns of it last.
         Returns how often each has called."""
         self.groups.view((0, 2, 3), (2, 3) if late else None)
         if late:
@@ -230,7 +230,7 @@ def test_one_that_was_silent_for_a_few_beats_is_not_used() -> None:
         assert four.lose() == [2, 1, 1, 1]
 
 
-def test_one_that_is_mute_harms_no_epoch_and_is_not_used() -> None:
+def test_one_that_is_silent_harms_no_epoch_and_is_not_used() -> None:
     """Nothing passes between groups 0 and 2, who are no neighbours."""
     groups, relay = Groups(4, timeout_s=TIMEOUT_S / 4), Relay()
     try:
@@ -242,7 +242,7 @@ def test_one_that_is_mute_harms_no_epoch_and_is_not_used() -> None:
         groups.epoch = 1
         _sum(groups, range(4))
         _get_ready(groups, range(4))
-        relay.strike(Mute(lambda way: {way.sender, way.receiver} == {0, 2}))
+        relay.strike(Silent(lambda way: {way.sender, way.receiver} == {0, 2}))
         for _ in range(10):
             time.sleep(TIMEOUT_S / 16)
             _sum(groups, range(4))

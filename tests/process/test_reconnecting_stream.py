@@ -27,8 +27,9 @@ def steps(message: pb.GroupReport) -> list[int]:
     return [one.step_report.step for one in (message, *message.then)]
 
 
-async def heard(greeting: Sequence[int], talk: Any) -> list[list[int]]:
-    """The steps of each message that a server hears; ``talk(stream, messages)`` speaks once the greeting has come."""
+async def received(greeting: Sequence[int], talk: Any) -> list[list[int]]:
+    """The steps of each message that a server receives; ``talk(stream, messages)`` speaks once the greeting has
+    come."""
     messages: list[list[int]] = []
     came = asyncio.Event()
 
@@ -66,7 +67,7 @@ def test_what_is_said_together_is_one_message_in_order() -> None:
         for step in (3, 4, 5):
             stream.send(report(step))
 
-    assert asyncio.run(heard((1, 2), talk)) == [[1, 2], [3, 4, 5]]
+    assert asyncio.run(received((1, 2), talk)) == [[1, 2], [3, 4, 5]]
 
 
 def test_what_waits_goes_before_the_next_word_and_is_not_lost_at_the_end() -> None:
@@ -79,7 +80,7 @@ def test_what_waits_goes_before_the_next_word_and_is_not_lost_at_the_end() -> No
             await asyncio.sleep(0.01)
         stream.send(report(4), waits=True)
 
-    assert asyncio.run(heard((1,), talk)) == [[1], [2, 3], [4]]
+    assert asyncio.run(received((1,), talk)) == [[1], [2, 3], [4]]
 
 
 def test_a_message_that_is_kept_is_not_changed_by_what_follows_it() -> None:
@@ -89,5 +90,5 @@ def test_a_message_that_is_kept_is_not_changed_by_what_follows_it() -> None:
         stream.send(kept)
         stream.send(report(3))
 
-    assert asyncio.run(heard((1,), talk)) == [[1], [2, 3]]
+    assert asyncio.run(received((1,), talk)) == [[1], [2, 3]]
     assert not kept.then

@@ -15,7 +15,7 @@ from spare_megatron.protocol.messages import GaveBack, RunningOut, SpeedsMeasure
 from spare_megatron.runtime.failpoints import VARIABLE
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch, toy_digests
-from tests.process.returning import calm_pipeline
+from tests.process.returning import failure_free_pipeline
 
 GROUPS, SIZE, STEPS, PIECES, PIECE_S = 4, 2, 8, 8, 0.03
 WORDS = (
@@ -26,9 +26,9 @@ SLOW = "slow=4x:group=1,step=2"
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def failure_free(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """The digests of the weights of a run in which nobody is slow, and nobody may be asked."""
-    run_dir = tmp_path_factory.mktemp("calm")
+    run_dir = tmp_path_factory.mktemp("failure-free")
     launch(run_dir, *WORDS, "--ahead", "0", groups=GROUPS, inject=["slow=2x:group=1,step=5"]).finish()
     events = (record.event for record in journal.read(run_dir / "journal.jsonl"))
     assert not any(isinstance(event, RunningOut | GaveBack) for event in events)
@@ -40,14 +40,14 @@ def given(job: Job) -> int:
     return sum(line["pieces_given"] for line in job.metrics)
 
 
-def check(job: Job, calm: set[str], lost: int = 0) -> None:
+def check(job: Job, failure_free: set[str], lost: int = 0) -> None:
     """Pieces moved, and the job ended as one in which nobody was slow."""
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert given(job) > 0, job.report()
     digests = toy_digests(job.run_dir)
     assert len(digests) == 2 * (GROUPS - lost)
-    assert set(digests.values()) == calm
+    assert set(digests.values()) == failure_free
     gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
     assert len(gone) == lost, gone
     for line in lines:
@@ -55,9 +55,9 @@ def check(job: Job, calm: set[str], lost: int = 0) -> None:
             assert line["pieces_computed"] == line["pieces"], line
 
 
-def test_slow_groups_are_relieved_with_audits_and_overlapped_sums(tmp_path: Path, calm: set[str]) -> None:
+def test_slow_groups_are_relieved_with_audits_and_overlapped_sums(tmp_path: Path, failure_free: set[str]) -> None:
     words = (*WORDS, "--audit-rate", "0.2", "--overlap")
-    check(launch(tmp_path, *words, groups=GROUPS, inject=[SLOW, "slow=2x:group=3,step=4"]), calm)
+    check(launch(tmp_path, *words, groups=GROUPS, inject=[SLOW, "slow=2x:group=3,step=4"]), failure_free)
     events = [record.event for record in journal.read(tmp_path / "journal.jsonl")]
     assert any(isinstance(event, RunningOut) for event in events)
     assert {event.group for event in events if isinstance(event, GaveBack) and event.pieces} >= {1}
@@ -74,16 +74,18 @@ def test_slow_groups_are_relieved_with_audits_and_overlapped_sums(tmp_path: Path
     ],
     ids=["connections", "coordinators"],
 )
-def test_words_about_relief_may_be_lost(tmp_path: Path, calm: set[str], faults: tuple[str, ...]) -> None:
-    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=[SLOW], environ={VARIABLE: ";".join(faults)}), calm)
+def test_words_about_relief_may_be_lost(tmp_path: Path, failure_free: set[str], faults: tuple[str, ...]) -> None:
+    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=[SLOW], environ={VARIABLE: ";".join(faults)}), failure_free)
 
 
-def test_a_group_that_dies_as_it_gives_back_and_one_that_dies_with_what_it_got(tmp_path: Path, calm: set[str]) -> None:
+def test_a_group_that_dies_as_it_gives_back_and_one_that_dies_with_what_it_got(
+    tmp_path: Path, failure_free: set[str]
+) -> None:
     """Group 1 dies at its third answer, group 3 with the first pieces that it gets, in whichever steps that is: on a
     busy machine pieces move in step 1 too."""
     faults = "leader-1:report.gave_back=kill,after=2"
     inject = [SLOW, *(f"sigkill:group=3,step={step},at=patch" for step in range(2, STEPS + 1))]
-    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=inject, environ={VARIABLE: faults}), calm, lost=2)
+    check(launch(tmp_path, *WORDS, groups=GROUPS, inject=inject, environ={VARIABLE: faults}), failure_free, lost=2)
 
 
 def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path: Path) -> None:
@@ -97,9 +99,9 @@ def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert set(toy_digests(job.run_dir).values()) == set(calm_pipeline(steps, GROUPS, PIECES)[-1])
-    told = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
-    assert any(isinstance(event, SpeedsMeasured) and event.paces[0][0] == 1 for event in told), job.report()
+    assert set(toy_digests(job.run_dir).values()) == set(failure_free_pipeline(steps, GROUPS, PIECES)[-1])
+    reported = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
+    assert any(isinstance(event, SpeedsMeasured) and event.paces[0][0] == 1 for event in reported), job.report()
     known = status_of(RunDirectory(str(job.run_dir)))["slow_for_long"]
     assert known.keys() == {"1"}
     measured = lines[known["1"]["since"] - MEASURED_STEPS : known["1"]["since"]]

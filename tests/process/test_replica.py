@@ -36,9 +36,9 @@ class Groups:
         self.pool = ThreadPoolExecutor(number)
         self.epoch = 0
 
-    def view(self, groups: tuple[int, ...], told: tuple[int, ...] | None = None) -> int:
+    def view(self, groups: tuple[int, ...], reported: tuple[int, ...] | None = None) -> int:
         self.epoch += 1
-        for group in groups if told is None else told:
+        for group in groups if reported is None else reported:
             self.replicas[group].adopt(self.membership(self.epoch, groups, group))
         return self.epoch
 
@@ -162,7 +162,7 @@ def test_a_newer_epoch_ends_a_reduction_that_waits_for_a_group(three: Groups) ->
 
 
 def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) -> None:
-    three.view((0, 1, 2), told=(0, 1))
+    three.view((0, 1, 2), reported=(0, 1))
     waiting = [three.start(group, 1, request_of(group)) for group in (0, 1)]
     time.sleep(0.05)  # as above
     three.view((0, 1))
@@ -172,7 +172,7 @@ def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) ->
 
 
 def test_a_lost_connection_waits_for_the_view_that_explains_it(three: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first to hear of a death drops its communicator: to the others that looks like a death, too."""
+    """The first to learn of a death drops its communicator: to the others that looks like a death, too."""
     monkeypatch.setattr(reduction_attempt, "VIEW_GRACE_S", TIMEOUT_S)
     three.view((0, 1, 2))
     three.reduce({group: request_of(group) for group in range(3)})
@@ -237,11 +237,11 @@ def test_stale_and_abandon_end_a_reduction(three: Groups) -> None:
 
 
 def test_a_group_outside_the_view_has_nothing_to_reduce(three: Groups) -> None:
-    epoch = three.view((0, 1), told=(0, 1, 2))
+    epoch = three.view((0, 1), reported=(0, 1, 2))
     assert three.replicas[2].reduce(epoch, request_of(2), lambda: False).stale
 
 
-def test_groups_that_reduce_different_things_are_told_so(three: Groups) -> None:
+def test_groups_that_reduce_different_things_are_notified(three: Groups) -> None:
     three.view((0, 1, 2))
     requests = {group: request_of(group) for group in range(3)}
     requests[1] = Reduction(tensors=(torch.ones(4000), torch.ones(10)), scalars=requests[0].scalars)
@@ -253,12 +253,12 @@ def test_groups_that_reduce_different_things_are_told_so(three: Groups) -> None:
 def test_an_absent_member_is_blamed_after_the_timeout() -> None:
     groups = Groups(3, timeout_s=0.3)
     try:
-        groups.view((0, 1, 2), told=(0, 2))
+        groups.view((0, 1, 2), reported=(0, 2))
         outcomes = groups.reduce({group: request_of(group) for group in (0, 2)})
         for group, outcome in outcomes.items():
             assert (outcome.ok, outcome.stale) == (False, False)
             assert outcome.links, group
-            assert set(outcome.links) <= {Link(1, 0), Link(1, 2)}, "what it found itself, or was told first"
+            assert set(outcome.links) <= {Link(1, 0), Link(1, 2)}, "what it found itself, or received first"
             assert "rank 1 of the ring did not come within 0.3 s" in outcome.error
     finally:
         groups.close()
@@ -320,11 +320,11 @@ class CopiesReduction(PlainReduction):
 @pytest.mark.parametrize("backend", ["gloo", "gloo-staged"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_converted_sums_come_with_their_witness(
+def test_converted_sums_come_with_their_check_vector(
     backend: str, number: int, overlapped: bool, method: PlainReduction
 ) -> None:
-    """The results of more buckets than have wire memory at a time, other tensors as they are, and last the witness; the
-    next attempt counts anew."""
+    """The results of more buckets than have wire memory at a time, other tensors as they are, and last the check
+    vector; the next attempt counts anew."""
     groups = Groups(number, backend)
     try:
         generator = torch.Generator().manual_seed(number)
@@ -343,17 +343,17 @@ def test_converted_sums_come_with_their_witness(
                 requests[group] = Reduction(mine, {"a": 1.0}, method, overlapped=overlapped, conversion=conversion)
             for outcome in groups.reduce(requests).values():
                 assert outcome.ok, outcome.error
-                first, second, third, witness = outcome.tensors
+                first, second, third, check_vector = outcome.tensors
                 assert torch.equal(first, toy_conversion.converted(sums[0]))
                 assert torch.equal(second, toy_conversion.converted(sums[1]))
                 assert torch.equal(third, sums[2])
-                assert witness.tolist() == [0, 9004]
+                assert check_vector.tolist() == [0, 9004]
                 assert outcome.scalars == {"a": float(number)}
     finally:
         groups.close()
 
 
-def test_a_sum_that_is_not_of_what_was_put_in_shows_in_the_witness_of_all(three: Groups) -> None:
+def test_a_sum_that_is_not_of_what_was_put_in_shows_in_the_check_vector_of_all(three: Groups) -> None:
     three.view((0, 1, 2))
     given = [(torch.full((5000,), group),) for group in range(3)]
     conversions = [toy_conversion.Conversion(one, 1) for one in given]

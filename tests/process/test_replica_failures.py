@@ -51,7 +51,7 @@ def _stops(job: ReplicaJob, numel: int, trials: int) -> None:
         _strike(job, victim, "stop", moment, rng)
         took_s += _move_to_next_epoch(job, survivors)
         job.strike(victim, signal.SIGCONT)
-        if moment != "forming":  # else it forms, alone, until it hears of a newer epoch
+        if moment != "forming":  # else it forms, alone, until it learns of a newer epoch
             job.ranks[victim].expect(lambda line: line["event"] == "reduced" and not line["ok"])
         job.sums(survivors)
         job.view(everybody)
@@ -124,7 +124,7 @@ def _strike(job: ReplicaJob, victim: int, kind: str, moment: str, rng: random.Ra
         job.strike(victim, number)
     if kind == "kill":
         job.end(victim)
-    time.sleep(rng.choice((0.0, 0.01, 0.05)))  # until the coordinator hears of it
+    time.sleep(rng.choice((0.0, 0.01, 0.05)))  # until the coordinator learns of it
 
 
 def _move_to_next_epoch(job: ReplicaJob, survivors: list[int]) -> list[float]:

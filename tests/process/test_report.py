@@ -80,9 +80,9 @@ def test_named_parts_cover_the_wall_time(ran: Ran) -> None:
     assert len(picture.history.failures) == 5
     assert all(seconds >= 0 for seconds in wall_time.parts.values())
     assert wall_time.parts["unknown"] <= 0.03 * wall_time.wall_s, "0.01 on a machine that is not busy with other work"
-    lives, first = picture.history.lives, next(metrics_lines(ran.run_dir.metrics))
+    job_attempts, first = picture.history.job_attempts, next(metrics_lines(ran.run_dir.metrics))
     began_s = first["time_unix_s"] - first["step_time_s"] - first["start_s"]
-    assert wall_time.wall_s == pytest.approx((lives[-1].ended_s or 0.0) - began_s, abs=0.01)
+    assert wall_time.wall_s == pytest.approx((job_attempts[-1].ended_s or 0.0) - began_s, abs=0.01)
     assert wall_time.wall_s < ran.took_s, "the launcher begins before the coordinator"
 
 
@@ -173,7 +173,7 @@ def test_arrows_of_the_timeline_lead_from_each_masked_failure_to_its_commit(ran:
 
 
 def test_lengths_in_the_timeline_are_those_of_the_metrics(ran: Ran, trace: ReadTrace) -> None:
-    """Of each group: all groups of a job of six are told."""
+    """Of each group: all groups of a job of six are notified."""
     for line in metrics_lines(ran.run_dir.metrics):
         if line["recovery"] is None and line["step"] > 1:
             for group, compute_s, _, reduce_s in line["slowest"]:
@@ -187,27 +187,29 @@ def test_lengths_in_the_timeline_are_those_of_the_metrics(ran: Ran, trace: ReadT
 
 
 def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTrace) -> None:
-    """All clocks are those of one machine. A rank has told of each step that its group voted for and that was
+    """All clocks are those of one machine. A rank has reported each step that its group voted for and that was
     committed, but perhaps of its last one when it was killed; its times in a step are those of the step's line."""
     lines = {(line["life"], line["step"]): line for line in metrics_lines(ran.run_dir.metrics)}
     names = {one.name for one in trace.slices if one.track[-1] == "rank 0"}
     # Whether a survivor is in the sum when a group dies is a matter of milliseconds.
     assert names - {BROKEN} >= {"compute", "patch", "reduce", "vote", "commit", "save"}
-    lives = {(one.begin_s, one.end_s): int(one.name.split()[1]) for one in trace.of("job", "lives")}
+    job_attempts = {(one.begin_s, one.end_s): int(one.name.split()[1]) for one in trace.of("job", "lives")}
 
     def of(one: ReadSlice) -> tuple[int, int]:
-        """(life, step, 0 where it is of none)."""
-        life = next(life for (begin_s, end_s), life in lives.items() if begin_s <= one.begin_s <= end_s)
-        return life, one.details.get("step", 0)
+        """(job attempt, step, 0 where it is of none)."""
+        job_attempt = next(
+            job_attempt for (begin_s, end_s), job_attempt in job_attempts.items() if begin_s <= one.begin_s <= end_s
+        )
+        return job_attempt, one.details.get("step", 0)
 
     for group in range(6):
         rank = trace.of("groups", f"group {group}", "rank 0")
         own = trace.of("groups", f"group {group}")
-        voted, told = ([of(one) for one in track if one.name == "vote"] for track in (own, rank))
+        voted, reported = ([of(one) for one in track if one.name == "vote"] for track in (own, rank))
         lost = [of(one)[0] for one in own if one.name == "lost"]
-        last = {max(key for key in voted if key[0] == life) for life in lost}
-        assert len(told) == len(set(told)) > 10
-        assert set(told) <= set(voted) <= set(told) | last
+        last = {max(key for key in voted if key[0] == job_attempt) for job_attempt in lost}
+        assert len(reported) == len(set(reported)) > 10
+        assert set(reported) <= set(voted) <= set(reported) | last
         computed = Counter[tuple[int, int, str]]()
         for one in rank:
             line = lines[of(one)]
@@ -219,21 +221,21 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
                 assert committed_s - line["step_time_s"] - NEAR_S < one.begin_s, one
                 assert one.end_s < committed_s + NEAR_S, one
             computed[*of(one), one.name] += one.end_s - one.begin_s
-        for (life, step), line in lines.items():
-            if (life, step) in set(voted) - set(told):
+        for (job_attempt, step), line in lines.items():
+            if (job_attempt, step) in set(voted) - set(reported):
                 continue
             for compute_s, patch_s in (parts[1:3] for parts in line["slowest"] if parts[0] == group):
-                assert computed[life, step, "compute"] == pytest.approx(compute_s, abs=0.005), line
-                assert computed[life, step, "patch"] == pytest.approx(patch_s, abs=0.005), line
+                assert computed[job_attempt, step, "compute"] == pytest.approx(compute_s, abs=0.005), line
+                assert computed[job_attempt, step, "patch"] == pytest.approx(patch_s, abs=0.005), line
 
 
 def test_the_track_of_a_rank_ends_with_its_group(ran: Ran, trace: ReadTrace) -> None:
     for lost in (one for one in trace.slices if one.name == "lost"):
         group = lost.track[1]
         rank = trace.of("groups", group, "rank 0")
-        life_ends_s = next(one.end_s for one in trace.of("job", "lives") if one.begin_s <= lost.begin_s <= one.end_s)
+        attempt_ends_s = next(one.end_s for one in trace.of("job", "lives") if one.begin_s <= lost.begin_s <= one.end_s)
         assert any(one.end_s < lost.begin_s for one in rank)
-        assert not [one for one in rank if lost.begin_s < one.end_s and one.begin_s < life_ends_s], group
+        assert not [one for one in rank if lost.begin_s < one.end_s and one.begin_s < attempt_ends_s], group
 
 
 def test_status_has_the_same_figures(ran: Ran) -> None:

@@ -1,7 +1,7 @@
 """Lost groups come back while the others train: real processes, the toy model, state over TCP.
 
 Nothing here depends on how long a start takes: the jobs train until the group is back and has trained for some steps,
-and are then told to leave. The weights of every step, as all groups vote them, must be those of the run in which
+and are then asked to leave. The weights of every step, as all groups vote them, must be those of the run in which
 nothing fails.
 """
 
@@ -21,7 +21,7 @@ from spare_megatron.monitor.trace_model import group_track
 from spare_megatron.protocol.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, said
+from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, reported
 from tests.process.three_groups import GROUPS, PIECES, STEPS
 
 pytestmark = pytest.mark.timeout(300)
@@ -45,10 +45,10 @@ def start(
 
 
 def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
-    tmp_path: Path, calm_of_three: dict[int, set[str]]
+    tmp_path: Path, failure_free_of_three: dict[int, set[str]]
 ) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", rank_times=True)
-    check_same(leave_whole(job, GROUPS, (2, 1)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 1)), failure_free_of_three)
     check_simulated(job, admissions=1)
     check_tracks_of_ranks(job)
     events = [record.event for record in records(job)]
@@ -60,49 +60,51 @@ def test_a_killed_group_computes_pieces_again_within_four_steps_of_the_state(
     assert own - state <= 5, "the state of a step is had in the next one at best, and own pieces come four steps later"
 
 
-def test_one_loss_after_another(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_one_loss_after_another(tmp_path: Path, failure_free_of_three: dict[int, set[str]]) -> None:
     """The coordinator dies during an offer; then two groups at once, so that the one that came back serves both; then
     a donor of the next learner."""
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", pause_s=0.5)
-    job.wait_for("the learner", lambda: said(job, Ready, 2, 1), timeout_s=120.0)
+    job.wait_for("the learner", lambda: reported(job, Ready, 2, 1), timeout_s=120.0)
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
     job.wait_for("group 2", lambda: trains_whole(job, (2, 1)), timeout_s=120.0)
     job.kill(*job.pids(0), *job.pids(1))
     job.wait_for("groups 0 and 1", lambda: trains_whole(job, (0, 1), (1, 1)), timeout_s=120.0)
     job.kill(*job.pids(2))
-    job.wait_for("the next learner", lambda: said(job, CaughtUp, 2, 2), timeout_s=120.0)
+    job.wait_for("the next learner", lambda: reported(job, CaughtUp, 2, 2), timeout_s=120.0)
     job.kill(*job.pids(0))
-    check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 2), (0, 2)), failure_free_of_three)
     check_simulated(job, admissions=5)
 
 
-def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_the_last_host_of_a_shard_has_not_caught_up(tmp_path: Path, failure_free_of_three: dict[int, set[str]]) -> None:
     """Of three groups and two hosts of each shard one dies, and the next one when the first is about to be brought up
     to date: the step in flight has pieces that only a group without the state can compute."""
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", redundancy=2, piece_s=0.3)
-    job.wait_for("the learner", lambda: said(job, Ready, 2, 1), timeout_s=120.0)
+    job.wait_for("the learner", lambda: reported(job, Ready, 2, 1), timeout_s=120.0)
     job.kill(*job.pids(1))
-    check_same(leave_whole(job, GROUPS, (2, 1), (1, 1)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 1), (1, 1)), failure_free_of_three)
     assert any(re.search(r"group 2[^;]*, because no other host of shard \d lives", one.reason) for one in records(job))
 
 
 @pytest.mark.full
-def test_a_learner_that_dies_with_whatever_it_has_got(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_a_learner_that_dies_with_whatever_it_has_got(
+    tmp_path: Path, failure_free_of_three: dict[int, set[str]]
+) -> None:
     """The state, a result, another one: each time it is started again, after 0, 5 and 10 s."""
     deaths = [f"sigkill:group=2,step=0,at=join,n={n},restart={n + 1}" for n in range(3)]
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", *deaths, restarts=4)
-    check_same(leave_whole(job, GROUPS, (2, 4)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 4)), failure_free_of_three)
     assert len(list(tmp_path.glob("injected/*"))) == 4
 
 
 @pytest.mark.full
-def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_a_joiner_with_pieces_that_hangs_is_found(tmp_path: Path, failure_free_of_three: dict[int, set[str]]) -> None:
     """Called as the last host of a shard, it hangs with the state in hand; another host comes back meanwhile."""
     hang = "hang:group=2,position=1,step=0,at=join,n=0,restart=1"
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", hang, redundancy=2, piece_s=0.3, progress_s=10.0)
     job.wait_for("the hang", lambda: len(list(tmp_path.glob("injected/*"))) == 2, timeout_s=120.0)
     job.kill(*job.pids(1))
-    check_same(leave_whole(job, GROUPS, (1, 1), (2, 2)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (1, 1), (2, 2)), failure_free_of_three)
     stalled = [
         loss for r in records(job) if isinstance(r.event, Lost) for loss in r.event.losses if loss.cause == "stalled"
     ]
@@ -131,11 +133,11 @@ def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path
 
 
 @pytest.mark.full
-def test_a_joiner_that_dies_comes_back_again(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_a_joiner_that_dies_comes_back_again(tmp_path: Path, failure_free_of_three: dict[int, set[str]]) -> None:
     job = start(tmp_path, "sigkill:group=2,step=3,at=reduce")
     job.wait_for("the joiner", lambda: is_member(job, 2, 1), timeout_s=120.0)
     job.kill(*job.pids(2))
-    check_same(leave_whole(job, GROUPS, (2, 2)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 2)), failure_free_of_three)
 
 
 def check_tracks_of_ranks(job: Job) -> None:
@@ -148,7 +150,7 @@ def check_tracks_of_ranks(job: Job) -> None:
     assert sorted(names) == [group_track(group, f"rank {rank}") for group in range(GROUPS) for rank in range(2)]
     for rank in range(2):
         back = names[group_track(2, f"rank {rank}")]
-        began = back.index(next(told for told in back if told[0] == "transfer"))
+        began = back.index(next(reported for reported in back if reported[0] == "transfer"))
         assert {step for _, step in back[:began]} == {1, 2}
         assert [name for name, _ in back[began : began + 2]] == ["transfer", "catch up"]
         assert {"reduce", "vote", "commit"} <= {name for name, _ in back[began:]}

@@ -36,7 +36,7 @@ from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.protocol.messages import Link
-from tests.process.relay import Fault, Mute, Relay, Slow, Stalls, Way
+from tests.process.relay import Fault, Relay, Silent, Slow, Stalls, Way
 from tests.process.replica_job import replica_job
 from tests.process.ring_job import RingJob
 from tests.process.test_replica import Groups, request_of
@@ -48,10 +48,10 @@ STRIKE_AFTER = 2
 """The fault comes in the step after this one, or between the two."""
 LAST_STEP = 4
 
-MUTE = ("dead", "sends nothing", "receives nothing", "data link")
+SILENT = ("dead", "sends nothing", "receives nothing", "data link")
 WEATHER = ("slow", "lossy")
 MOMENTS = ("mid-bucket", "before the header")
-CASES = [(kind, moment) for kind in MUTE for moment in MOMENTS] + [(kind, "mid-bucket") for kind in WEATHER]
+CASES = [(kind, moment) for kind in SILENT for moment in MOMENTS] + [(kind, "mid-bucket") for kind in WEATHER]
 POSITIONS = [(groups, guilty) for groups in (4, 6) for guilty in range(groups)]
 RUNS = [(groups, guilty, kind, moment) for groups, guilty in POSITIONS for kind, moment in CASES]
 FEW = [
@@ -67,13 +67,13 @@ FEW = [
 def _fault(kind: str, guilty: int, groups: int, rng: random.Random) -> Fault:
     right = (guilty + 1) % groups
     if kind == "data link":
-        return Mute(lambda way: (way.sender, way.receiver, way.kind) == (guilty, right, "D"))
+        return Silent(lambda way: (way.sender, way.receiver, way.kind) == (guilty, right, "D"))
     if kind == "sends nothing":
-        return Mute(lambda way: way.sender == guilty)
+        return Silent(lambda way: way.sender == guilty)
     if kind == "receives nothing":
-        return Mute(lambda way: way.receiver == guilty)
+        return Silent(lambda way: way.receiver == guilty)
     if kind == "dead":
-        return Mute(lambda way: guilty in (way.sender, way.receiver))
+        return Silent(lambda way: guilty in (way.sender, way.receiver))
     if kind == "slow":
         return Slow(lambda way: guilty in (way.sender, way.receiver), 0.02 * TIMEOUT_S, 400e3)
     return Stalls(lambda way: guilty in (way.sender, way.receiver), (0.05 * TIMEOUT_S, 0.5 * TIMEOUT_S), rng)
@@ -96,8 +96,8 @@ def _run(groups: int, guilty: int, kind: str, moment: str, overlapped: bool) -> 
         job.relay.strike(_fault(kind, guilty, groups, rng), data_of_the_guilty, after_bytes)
         assert job.wait_for(job.finished, PATIENCE_S), "\n".join(job.trace)
         print("\n".join(job.trace[-8:]))
-        assert set(job.fenced) == ({guilty} if kind in MUTE else set()), "\n".join(job.trace)
-        if kind not in MUTE:
+        assert set(job.fenced) == ({guilty} if kind in SILENT else set()), "\n".join(job.trace)
+        if kind not in SILENT:
             return None
         assert job.state.epoch - epoch <= 2, "\n".join(job.trace)
         return job.fenced[guilty][0] - job.relay.struck_s
@@ -111,17 +111,17 @@ def test_the_guilty_group_is_lost_and_nobody_else(groups: int, guilty: int, kind
 
 
 @pytest.mark.full
-@pytest.mark.alone  # in the times that a loaded machine takes from a process it cannot find anybody mute
+@pytest.mark.alone  # in the times that a loaded machine takes from a process it cannot find anybody silent
 @pytest.mark.timeout(1800)
 def test_every_position_is_guilty_in_every_way() -> None:
     took_s = [_run(*case, overlapped=number % 3 == 0) for number, case in enumerate(RUNS)]
-    mute = sorted(one for one in took_s if one is not None)
-    assert mute[-1] < 2 * TIMEOUT_S, mute
-    print(f"{len(took_s)} runs; fault -> loss: median {mute[len(mute) // 2]:.2f} s, most {mute[-1]:.2f} s")
+    silent = sorted(one for one in took_s if one is not None)
+    assert silent[-1] < 2 * TIMEOUT_S, silent
+    print(f"{len(took_s)} runs; fault -> loss: median {silent[len(silent) // 2]:.2f} s, most {silent[-1]:.2f} s")
 
 
 def test_a_process_that_dies_is_weak_evidence_that_all_members_vote_with() -> None:
-    """No farewell comes from it; its neighbours, who give up because of it, are not named."""
+    """No close message comes from it; its neighbours, who give up because of it, are not named."""
     with replica_job(3, 1000, timeout_s=PATIENCE_S) as job:
         job.view(range(3))
         job.sums(range(3))
@@ -209,7 +209,7 @@ def test_when_nobody_listens_any_more_a_sum_ends_and_its_descriptors_are_its_own
 
 
 def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
-    """Who calls a member's listener and says nothing, or something else, hears a challenge and is hung up on."""
+    """Who calls a member's listener and says nothing, or something else, receives a challenge and is hung up on."""
     host, _, port = three.replicas[0].address.rpartition(":")
     strangers = []
     try:
@@ -222,7 +222,7 @@ def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
         _sum(three, (0, 1, 2))
         for stranger in strangers[: -STRANGERS_MAX - 1]:
             stranger.settimeout(PATIENCE_S)
-            assert _all_heard(stranger) <= CHALLENGE_BYTES
+            assert _all_received(stranger) <= CHALLENGE_BYTES
         three.view((0, 2))
         _sum(three, (0, 2))
     finally:
@@ -230,12 +230,12 @@ def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
             stranger.close()
 
 
-def _all_heard(stranger: socket.socket) -> int:
+def _all_received(stranger: socket.socket) -> int:
     """Number of bytes until it is hung up on."""
     number = 0
     with contextlib.suppress(ConnectionResetError):
-        while heard := stranger.recv(1000):
-            number += len(heard)
+        while received := stranger.recv(1000):
+            number += len(received)
     return number
 
 
@@ -243,7 +243,7 @@ def _all_heard(stranger: socket.socket) -> int:
     "me",
     [
         Identity(Member(1), token="another"),
-        Identity(Member(1), life=2),
+        Identity(Member(1), job_attempt=2),
         Identity(Member(1), position=3),
         Identity(Member(1, 1)),
     ],
@@ -283,7 +283,7 @@ def test_who_calls_in_a_neighbours_name_without_the_token_harms_nobody() -> None
         groups.view((0, 1, 2))
         _sum(groups, (0, 1, 2))
         call()
-        time.sleep(2.5)  # longer than the time-out: a neighbour that nobody hears would be given up
+        time.sleep(2.5)  # longer than the time-out: a neighbour that nobody receives would be given up
         _sum(groups, (0, 1, 2))
         groups.view((0, 1, 2))
         _sum(groups, (0, 1, 2))
@@ -295,12 +295,12 @@ def test_who_calls_in_a_neighbours_name_without_the_token_harms_nobody() -> None
 
 
 def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
-    """All that a member said on a connection, said again on another."""
-    heard: list[bytes] = []
+    """All that a member reported on a connection, repeated on another."""
+    received: list[bytes] = []
     relay = Relay()
     try:
         front = relay.front(0, 1, three.replicas[1].address)
-        relay.recorded = heard
+        relay.recorded = received
         three.replicas[0].adopt(Membership(1, (Member(0), Member(1)), front))
         three.replicas[1].adopt(Membership(1, (Member(0), Member(1)), three.replicas[0].address))
         three.epoch = 1
@@ -308,15 +308,15 @@ def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
     finally:
         relay.close()
     host, _, port = three.replicas[1].address.rpartition(":")
-    assert heard
-    for words in heard:
+    assert received
+    for words in received:
         with socket.create_connection((host, int(port))) as replay:
             replay.settimeout(PATIENCE_S)
             replay.sendall(words)
-            assert _all_heard(replay) <= CHALLENGE_BYTES + PROOF_BYTES
+            assert _all_received(replay) <= CHALLENGE_BYTES + PROOF_BYTES
 
 
-def _say_all(line: Line) -> None:
+def _announce_all(line: Line) -> None:
     """Drive a caller's side of a connection until the callee has proved itself and has this side's proof."""
     until_s = time.monotonic() + PATIENCE_S
     while not line.proven and time.monotonic() < until_s:
@@ -356,7 +356,7 @@ class _HalfACall:
     def _connect(self, kind: bytes) -> Line:
         line = Line(socket.socket(), Identity(Member(0)), time.monotonic())
         line.call(self.place, kind, epoch=1, number=1, callee=Member(1))
-        _say_all(line)
+        _announce_all(line)
         return line
 
     def adopt(self, epoch: int, members: tuple[int, ...]) -> None:
@@ -370,7 +370,7 @@ class _HalfACall:
 
 
 def test_an_epoch_that_comes_between_the_two_connections_of_a_call_closes_neither(three: Groups) -> None:
-    """Otherwise the caller, which hears beats on one, takes the ring for formed and finds the other closed."""
+    """Otherwise the caller, which receives beats on one, takes the ring for formed and finds the other closed."""
     with contextlib.closing(_HalfACall(three)) as half:
         half.adopt(1, (0, 1, 2))
         half.adopt(2, (0, 1))
@@ -383,7 +383,7 @@ def test_an_epoch_that_comes_between_the_two_connections_of_a_call_closes_neithe
 
 def test_a_call_of_which_one_connection_was_closed_is_no_use_when_the_other_comes(three: Groups) -> None:
     """The caller is the left neighbour in epochs 1 and 3, and knows nothing of epoch 2, in which it is not: it must
-    hear that its call is void on the connection to which it listens."""
+    receive that its call is void on the connection to which it listens."""
     with contextlib.closing(_HalfACall(three)) as half:
         half.adopt(1, (0, 1, 2))
         half.adopt(2, (1, 2))
@@ -391,7 +391,7 @@ def test_a_call_of_which_one_connection_was_closed_is_no_use_when_the_other_come
         half.adopt(3, (0, 1, 2))
         with contextlib.closing(half.complete().sock) as control:
             control.settimeout(PATIENCE_S)
-            assert not _all_heard(control), "hung up on without a beat"
+            assert not _all_received(control), "hung up on without a beat"
 
 
 @pytest.mark.parametrize("when", ["refused", "reset"])
@@ -413,7 +413,7 @@ def test_a_call_that_fails_is_noticed_at_once_and_costs_no_computing(when: str) 
             used_s, until_s = time.process_time(), time.monotonic() + PATIENCE_S / 4
             while not links.evidence(epoch) and time.monotonic() < until_s:
                 time.sleep(0.01)
-            assert links.evidence(epoch) == {Link(1, 0, mute=False)}
+            assert links.evidence(epoch) == {Link(1, 0, silent=False)}
             time.sleep(0.5)
             assert time.process_time() - used_s < 0.25, "it is looked at again and again"
         finally:

@@ -95,7 +95,7 @@ def ranks(network: Switch) -> Iterator[ReplicaJob]:
 
 @pytest.fixture
 def job(network: Switch, ranks: ReplicaJob) -> NetnsJob:
-    """A new life of the job, with all groups."""
+    """A new job attempt, with all groups."""
     network.lost = lambda sender, receiver: False
     return NetnsJob(ranks)
 

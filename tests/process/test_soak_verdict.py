@@ -26,7 +26,7 @@ def test_weights_that_differ_or_were_never_voted() -> None:
     assert not list(verdict._weights({1: {"a"}, 2: {"b"}}, {1: {"a"}, 2: {"b"}}))
     assert list(verdict._weights({1: {"a"}, 3: {"b", "c"}}, {1: {"a"}, 2: {"b"}, 3: {"b"}})) == [
         "the weights of steps were never voted: 2",
-        "weights differ from those of the calm run after steps: 3",
+        "weights differ from those of the failure-free run after steps: 3",
     ]
 
 

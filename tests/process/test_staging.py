@@ -11,25 +11,25 @@ import pytest
 from spare_megatron.worker.staging import StagingError, bring
 
 
-def test_the_command_is_told_shard_and_host(tmp_path: Path) -> None:
+def test_the_command_is_notified_shard_and_host(tmp_path: Path) -> None:
     bring(f"echo '{{shard}} {{host}} {{}}' > {tmp_path}/told", 7, tmp_path / "locks", 30.0)
     assert (tmp_path / "told").read_text() == f"7 {socket.gethostname()} {{}}\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "limit_s", "said"),
+    ("command", "limit_s", "reported"),
     [
         ("echo first; echo last {shard} >&2; exit 3", 30.0, "exit code 3: last 4"),
         ("echo begun {shard}; sleep 60", 0.5, "not done within 0.5 s: begun 4"),
         ("exit 1 # {shard}", 30.0, "exit code 1"),
     ],
 )
-def test_a_command_that_fails_is_told_with_its_last_line(
-    tmp_path: Path, command: str, limit_s: float, said: str
+def test_a_command_that_fails_is_notified_with_its_last_line(
+    tmp_path: Path, command: str, limit_s: float, reported: str
 ) -> None:
-    with pytest.raises(StagingError) as told:
+    with pytest.raises(StagingError) as reported:
         bring(command, 4, tmp_path, limit_s)
-    assert str(told.value) == f"--spare-stage-command for shard 4 on {socket.gethostname()}: {said}"
+    assert str(reported.value) == f"--spare-stage-command for shard 4 on {socket.gethostname()}: {reported}"
 
 
 def test_ranks_of_one_host_run_it_one_after_the_other(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def wait_for(job: Job, *names: str) -> None:
     job.wait_for(f"{names}", lambda: all(len(waiting(job).get(n, ())) == s for n, s in sizes.items()), timeout_s=120.0)
 
 
-def said(job: Job, about: str) -> list[str]:
+def reported(job: Job, about: str) -> list[str]:
     """The lines of the launcher that have the words ``about``, without times."""
     lines = (job.run_dir / "launch.out").read_text().splitlines()
     found = [
@@ -73,7 +73,7 @@ def status_line(job: Job) -> str:
 
 
 def test_one_standby_after_another(
-    tmp_path: Path, calm_of_three: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, failure_free_of_three: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The first is killed just behind its place's writing, while one of its ranks cannot read; the next ones take the
     place of the group, and then of one that is drained, on whose devices nothing is started."""
@@ -82,17 +82,17 @@ def test_one_standby_after_another(
     late = max(waiting(job)["standby-0"])
     job.kill(late, number=signal.SIGSTOP)
     job.kill(job.pid(2, 1))
-    job.wait_for("its place", lambda: bool(said(job, "standby 0, as incarnation 1")))
+    job.wait_for("its place", lambda: bool(reported(job, "standby 0, as incarnation 1")))
     job.kill(late)
     job.wait_for("group 2", lambda: is_member(job, 2, 2), timeout_s=120.0)
     job.wait_for("a standby", lambda: any(len(pids) == SIZE for pids in waiting(job).values()), timeout_s=120.0)
     [(name, _)] = waiting(job).items()
     assert main([str(job.run_dir), "--group", "0"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("group 0 has left; step ")
-    check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), calm_of_three)
+    check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), failure_free_of_three)
     check_simulated(job, admissions=2)
     taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
-    assert said(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
+    assert reported(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
     later = f"standby-{1 + int(name.removeprefix('standby-'))}"
     assert not (job.run_dir / "logs" / later).exists()
     log = job.run_dir / "logs" / "group-0" / "rank-0.incarnation-1.log"
@@ -100,7 +100,7 @@ def test_one_standby_after_another(
     assert "the job is over" in log.read_text()
 
 
-def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm_of_three: dict[int, set[str]]) -> None:
+def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, failure_free_of_three: dict[int, set[str]]) -> None:
     """The kill of a standby that waits has another one started; a fault aimed at the restarted group strikes."""
     again = "sigkill:group=1,step=0,at=join,n=0,restart=1"
     job = start(tmp_path, "--spare-standby-groups", "2", *PAUSE, inject=(again,))
@@ -109,10 +109,10 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, calm_of_thre
     wait_for(job, "standby-2")
     assert status_line(job) == "2 standbys wait for a place"
     job.kill(*job.pids(1), *job.pids(2))
-    job.wait_for("both places", lambda: len(said(job, "the place of group")) >= 2)
-    check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), calm_of_three)
-    assert said(job, "standby 1") == ["standby 1 has ended, rank 0: killed by SIGKILL; it is started again now"]
-    takers = [re.search("group (.) is taken by standby (.)", line) for line in said(job, "incarnation 1 ")]
+    job.wait_for("both places", lambda: len(reported(job, "the place of group")) >= 2)
+    check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), failure_free_of_three)
+    assert reported(job, "standby 1") == ["standby 1 has ended, rank 0: killed by SIGKILL; it is started again now"]
+    takers = [re.search("group (.) is taken by standby (.)", line) for line in reported(job, "incarnation 1 ")]
     assert {one[1] for one in takers if one} == {"1", "2"}
     assert {one[2] for one in takers if one} == {"0", "2"}
     assert len(list(tmp_path.glob("injected/*"))) == 1

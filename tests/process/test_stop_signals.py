@@ -1,4 +1,4 @@
-"""A job that is told to leave saves and leaves with 4, whoever of its processes gets the signal, and however often."""
+"""A job that is asked to leave saves and leaves with 4, whoever of its processes gets the signal, and however often."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.launch.life_report import ended_life
-from spare_megatron.launch.restart_policy import EndedLife, JobProgress
+from spare_megatron.launch.attempt_report import ended_attempt
+from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
 from tests import preloaded
@@ -37,7 +37,7 @@ STOPS = (
 
 @pytest.fixture(autouse=True)
 def hung_up_as_usual() -> Iterator[None]:
-    """Children hear SIGHUP, also where these tests run under nohup."""
+    """Children receive SIGHUP, also where these tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -74,8 +74,8 @@ def stopped(run_dir: Path, save: Path, groups: int, whom: str, number: signal.Si
 
 def check_stops(tmp_path: Path, groups: int, stops: list[tuple[str, signal.Signals]]) -> None:
     """One job that is stopped in each of these ways, and goes on each time, ends as one that nobody stopped."""
-    calm = launch(tmp_path / "calm", *WORDS, "--pieces", str(groups * PIECES), groups=1)
-    calm.finish()
+    failure_free = launch(tmp_path / "failure-free", *WORDS, "--pieces", str(groups * PIECES), groups=1)
+    failure_free.finish()
     save, last = tmp_path / "save", 0
     for number, (whom, how) in enumerate(stops):
         print(f"{how.name} to {whom}, after step {last}")
@@ -86,13 +86,13 @@ def check_stops(tmp_path: Path, groups: int, stops: list[tuple[str, signal.Signa
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
     end = launch(tmp_path / "end", *words, groups=groups)
     assert [line["step"] for line in end.finish()] == list(range(last + 1, STEPS + 1))
-    right = {name.rpartition("-")[2]: digest for name, digest in toy_digests(calm.run_dir).items()}
+    right = {name.rpartition("-")[2]: digest for name, digest in toy_digests(failure_free.run_dir).items()}
     found = toy_digests(end.run_dir)
     assert len(found) == 2 * groups
     assert {name: right[name.rpartition("-")[2]] for name in found} == found
 
 
-def test_who_is_told_to_leave_saves_and_leaves(tmp_path: Path) -> None:
+def test_who_is_asked_to_leave_saves_and_leaves(tmp_path: Path) -> None:
     check_stops(tmp_path, 2, list(STOPS))
 
 
@@ -132,8 +132,8 @@ def test_a_job_goes_on_under_a_parent_that_ignores_its_children(tmp_path: Path) 
 def test_an_exit_code_alone_is_no_proof_that_a_job_is_finished(tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
 
-    def ended() -> EndedLife:
-        return ended_life(run_dir, ExitCode.FINISHED, lambda: "", (), 2, JobProgress(), lambda text: None)
+    def ended() -> EndedAttempt:
+        return ended_attempt(run_dir, ExitCode.FINISHED, lambda: "", (), 2, JobProgress(), lambda text: None)
 
     assert ended().code is ExitCode.FAILED
     assert "never said that the job is finished" in ended().reason

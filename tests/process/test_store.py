@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 from spare_megatron.collectives.handshake import STRANGERS_MAX, Identity, Member
 from spare_megatron.config.host_port import split_address
 from spare_megatron.worker.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
-from spare_megatron.worker.store_server import StoreServer
-from spare_megatron.worker.store_words import (
+from spare_megatron.worker.store_messages import (
     HEADER_BYTES,
     Answer,
     Op,
@@ -34,6 +33,7 @@ from spare_megatron.worker.store_words import (
     read_answer,
     read_request,
 )
+from spare_megatron.worker.store_server import StoreServer
 from tests.spawn import ROOT, environment
 
 BOUND_S = 5.0
@@ -114,15 +114,15 @@ def test_whoever_waits_is_answered_when_all_keys_are_there(server: StoreServer) 
     """In whatever order they come, and others before it is."""
     waiting = GroupStore(StoreClient(ME, server.address, timeout_s=BOUND_S))
     other = GroupStore(StoreClient(ME, server.address, timeout_s=BOUND_S))
-    told: list[list[bytes]] = []
-    thread = threading.Thread(target=lambda: told.append(waiting.multi_get(["a", "b", "c"])))
+    reported: list[list[bytes]] = []
+    thread = threading.Thread(target=lambda: reported.append(waiting.multi_get(["a", "b", "c"])))
     thread.start()
     for key in "cab":
         time.sleep(0.02)
-        assert not told
+        assert not reported
         other.set(key, key * 3)
     thread.join(BOUND_S)
-    assert told == [[b"aaa", b"bbb", b"ccc"]]
+    assert reported == [[b"aaa", b"bbb", b"ccc"]]
 
 
 def test_a_wait_ends_in_time_and_the_connection_serves_on(server: StoreServer) -> None:
@@ -167,7 +167,7 @@ def test_waits_end_when_the_store_does() -> None:
         Identity(Member(3, 1), 0, 1, "secret"),
     ],
 )
-def test_only_ranks_of_this_group_life_and_token_are_heard(server: StoreServer, who: Identity) -> None:
+def test_only_ranks_of_this_group_job_attempt_and_token_are_received(server: StoreServer, who: Identity) -> None:
     with pytest.raises(StoreGoneError, match="no store of this group answers"):
         StoreClient(who, server.address, timeout_s=BOUND_S)
     with pytest.raises(StoreGoneError):
@@ -177,7 +177,7 @@ def test_only_ranks_of_this_group_life_and_token_are_heard(server: StoreServer, 
 def test_clients_that_stop_or_die_in_the_middle_of_a_request_hurt_nobody(server: StoreServer) -> None:
     rng = random.Random(19)
     print("seed 19")
-    witness = StoreClient(ME, server.address, timeout_s=BOUND_S)
+    check_vector = StoreClient(ME, server.address, timeout_s=BOUND_S)
     clients = subprocess.Popen(
         [sys.executable, "-c", CLIENTS, server.address], cwd=ROOT, env=environment(), stdout=subprocess.PIPE
     )
@@ -187,7 +187,7 @@ def test_clients_that_stop_or_die_in_the_middle_of_a_request_hurt_nobody(server:
         for _ in range(20):
             time.sleep(rng.uniform(0.01, 0.05))  # the moment is what is random here
             clients.send_signal(signal.SIGSTOP)
-            _answers(witness)
+            _answers(check_vector)
             clients.send_signal(signal.SIGCONT)
     finally:
         clients.kill()

@@ -115,9 +115,9 @@ def test_a_wrong_token_is_said_once_for_each_host(tmp_path: Path) -> None:
                 asyncio.run(ask(token))
             assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
         assert job.finish() == ExitCode.FINISHED
-        said = [line for line in job.output("coordinator").splitlines() if "has no token of this job" in line]
-        assert len(said) == 1, said
-        assert "a caller at ipv4:127.0.0.1:" in said[0]
+        reported = [line for line in job.output("coordinator").splitlines() if "has no token of this job" in line]
+        assert len(reported) == 1, reported
+        assert "a caller at ipv4:127.0.0.1:" in reported[0]
     finally:
         job.close()
     job.check_steps(100)

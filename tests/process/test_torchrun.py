@@ -59,8 +59,8 @@ def until(what: str, true: Callable[[], bool], folder: Path, timeout_s: float = 
     """Poll until ``true()``."""
     deadline_s = time.monotonic() + timeout_s
     while not true():
-        said = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.out")))
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{said}"
+        reported = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("*.out")))
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{reported}"
         time.sleep(0.1)
 
 

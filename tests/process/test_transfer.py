@@ -22,9 +22,9 @@ from spare_megatron.collectives.handshake import (
 )
 from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import authenticated_listener, serving
-from spare_megatron.transfer.parcel_words import ANSWER_BYTES, REQUEST_BYTES
-from spare_megatron.transfer.parcels import CHUNK_BYTES, ByteSpace, pack_header
-from spare_megatron.transfer.transport import FetchError, FetchOverError, KeptParcels, Parcel, Source
+from spare_megatron.transfer.request_frames import ANSWER_BYTES, REQUEST_BYTES
+from spare_megatron.transfer.snapshot_shards import CHUNK_BYTES, ByteSpace, pack_header
+from spare_megatron.transfer.transport import FetchError, FetchOverError, KeptSnapshotShards, SnapshotShard, Source
 from tests.process.middle import Middle
 from tests.process.transfer_rank import (
     LEARNER,
@@ -35,15 +35,15 @@ from tests.process.transfer_rank import (
     TransferProcess,
     empty_like,
     equal,
-    parcel_of,
+    snapshot_shard_of,
     source,
     wait_for,
 )
 
 PROVED_BYTES = CHALLENGE_BYTES + PROOF_BYTES
-"""What a donor says on a connection before its first answer."""
+"""What a donor reports on a connection before its first answer."""
 BIG_KIB = 10 << 10
-"""A parcel of three chunks."""
+"""A snapshot shard of three chunks."""
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def through(middle: Middle, group: int = 0) -> Source:
 
 
 def size_of(kib: int) -> int:
-    return ByteSpace(parcel_of(STEP, kib).tensors).size
+    return ByteSpace(snapshot_shard_of(STEP, kib).tensors).size
 
 
 # ------------------------------------------------------------------------------------------- between processes
@@ -77,7 +77,7 @@ def test_two_processes_give_a_state_and_results_and_one_dies(ranks: Ranks) -> No
         learner, sources = ranks.learner(), [donor.source for donor in donors]
         for step in (4, 5, 6):
             found = ranks.begin(learner, sources, step).result(PATIENCE_S)
-            assert equal(found, parcel_of(step, 1000))
+            assert equal(found, snapshot_shard_of(step, 1000))
             assert [donor.tell("kept", OFFER) for donor in donors] == [7 - step] * 2
         for donor in donors:
             donor.tell("put", OFFER, 7, BIG_KIB)
@@ -110,10 +110,10 @@ def test_a_part_is_copied_once_and_arrives_where_it_belongs() -> None:
         assert grown_kib < slack_kib
 
 
-# ------------------------------------------------------------------------------------------- what donors say
+# ------------------------------------------------------------------------------------------- what donors report
 
 
-def test_a_donor_that_was_not_told_is_waited_for_beyond_the_time_out(
+def test_a_donor_that_was_not_notified_is_waited_for_beyond_the_time_out(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says so again and again: that is not silence."""
@@ -124,8 +124,8 @@ def test_a_donor_that_was_not_told_is_waited_for_beyond_the_time_out(
         wait_for(lambda: middle.down > PROVED_BYTES + 32 * ANSWER_BYTES)
         assert not fetched.done()
         donors[1].open(OFFER, LEARNER, 1, 2)
-        donors[1].put(OFFER, STEP, parcel_of(STEP, 100))
-        assert equal(fetched.result(PATIENCE_S), parcel_of(STEP, 100))
+        donors[1].put(OFFER, STEP, snapshot_shard_of(STEP, 100))
+        assert equal(fetched.result(PATIENCE_S), snapshot_shard_of(STEP, 100))
 
 
 def test_an_offer_dropped_during_a_fetch_is_gone_at_once(ranks: Ranks) -> None:
@@ -139,17 +139,19 @@ def test_an_offer_dropped_during_a_fetch_is_gone_at_once(ranks: Ranks) -> None:
         with pytest.raises(FetchError, match=r"group 1, .*, does not serve step 4 of offer 7 any more"):
             fetched.result(PATIENCE_S)
         assert time.monotonic() - dropped_s < 5.0
-        assert slow.kept(OFFER) == KeptParcels({}, 0)
+        assert slow.kept(OFFER) == KeptSnapshotShards({}, 0)
 
 
-def test_donors_that_tell_of_different_parcels_are_named(ranks: Ranks) -> None:
+def test_donors_that_tell_of_different_snapshot_shards_are_named(ranks: Ranks) -> None:
     donors = [ranks.donor(group, group, 3) for group in (0, 2)]
     other = ranks.rank(1)
     other.open(OFFER, LEARNER, 1, 3)
-    parcel = parcel_of(STEP, 100)
-    other.put(OFFER, STEP, Parcel(parcel.tensors, {**parcel.values, "scale": 0.5}))
+    snapshot_shard = snapshot_shard_of(STEP, 100)
+    other.put(OFFER, STEP, SnapshotShard(snapshot_shard.tensors, {**snapshot_shard.values, "scale": 0.5}))
     sources = [source(donors[0]), source(other, 1), source(donors[1], 2)]
-    with pytest.raises(FetchError, match=r"group 1, .* another parcel of step 4 .*: scale is \[?0.5\]?, not \[?0.4\]?"):
+    with pytest.raises(
+        FetchError, match=r"group 1, .* another snapshot shard of step 4 .*: scale is \[?0.5\]?, not \[?0.4\]?"
+    ):
         ranks.begin(ranks.learner(), sources).result(PATIENCE_S)
 
 
@@ -160,21 +162,21 @@ def test_a_donor_of_another_part_is_named(ranks: Ranks) -> None:
 
 def test_a_donor_that_says_nothing_is_named(ranks: Ranks) -> None:
     """It takes connections, as the kernel does for a stopped process, and no more."""
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        silent = Source(Member(1), f"127.0.0.1:{mute.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent = Source(Member(1), f"127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(FetchError, match=r"group 1, .* nothing of step 4 for 1 s: it does not answer"):
             ranks.begin(ranks.learner(1.0), [source(ranks.donor(0, 0, 2)), silent]).result(PATIENCE_S)
 
 
-def test_connections_stay_open_from_parcel_to_parcel_and_all_is_freed_in_time(ranks: Ranks) -> None:
+def test_connections_stay_open_from_snapshot_shard_to_snapshot_shard_and_all_is_freed_in_time(ranks: Ranks) -> None:
     donor, learner = ranks.donor(), ranks.learner()
     with Middle(donor.address) as middle:
         for step in (4, 5, 6):
-            assert equal(ranks.begin(learner, [through(middle)], step).result(PATIENCE_S), parcel_of(step, 100))
-            donor.put(OFFER, step + 1, parcel_of(step + 1, 100))
+            assert equal(ranks.begin(learner, [through(middle)], step).result(PATIENCE_S), snapshot_shard_of(step, 100))
+            donor.put(OFFER, step + 1, snapshot_shard_of(step + 1, 100))
         assert (middle.calls, len(donor.kept(OFFER).sizes)) == (1, 2)
         middle.cut()
-        assert equal(ranks.begin(learner, [through(middle)], 7).result(PATIENCE_S), parcel_of(7, 100))
+        assert equal(ranks.begin(learner, [through(middle)], 7).result(PATIENCE_S), snapshot_shard_of(7, 100))
         assert (middle.calls, len(donor.kept(OFFER).sizes)) == (2, 1)
 
 
@@ -184,16 +186,16 @@ def test_connections_stay_open_from_parcel_to_parcel_and_all_is_freed_in_time(ra
 def test_what_place_raises_ends_the_fetch_and_the_next_one_works(ranks: Ranks) -> None:
     donor, learner = ranks.donor(), ranks.learner()
 
-    def refuse(parcel: Parcel) -> dict[str, torch.Tensor]:
+    def refuse(snapshot_shard: SnapshotShard) -> dict[str, torch.Tensor]:
         raise RuntimeError("no place")
 
-    def misplace(parcel: Parcel) -> dict[str, torch.Tensor]:
-        return {**empty_like(parcel), "weights": torch.empty(1)}
+    def misplace(snapshot_shard: SnapshotShard) -> dict[str, torch.Tensor]:
+        return {**empty_like(snapshot_shard), "weights": torch.empty(1)}
 
-    for place, error in ((refuse, RuntimeError), (misplace, ValueError), (lambda parcel: {}, ValueError)):
-        with pytest.raises(error, match=r"no place|tensor weights to fill is|are not those of the parcel"):
+    for place, error in ((refuse, RuntimeError), (misplace, ValueError), (lambda snapshot_shard: {}, ValueError)):
+        with pytest.raises(error, match=r"no place|tensor weights to fill is|are not those of the snapshot shard"):
             learner.fetch(OFFER, STEP, [source(donor)], place, lambda: False)
-    assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), parcel_of(STEP, 100))
+    assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), snapshot_shard_of(STEP, 100))
 
 
 @pytest.mark.parametrize("how", ["over", "close"])
@@ -230,7 +232,7 @@ def flips(down: bool, at: int, calls: int) -> Callable[[bool, int, int, bytearra
     return tap
 
 
-HEADER_BYTES = len(pack_header(parcel_of(STEP, BIG_KIB)))
+HEADER_BYTES = len(pack_header(snapshot_shard_of(STEP, BIG_KIB)))
 CHUNKS_AT = PROVED_BYTES + ANSWER_BYTES + HEADER_BYTES
 FLIPS = {
     "words of an answer": (True, PROVED_BYTES + 12),
@@ -247,19 +249,19 @@ def test_what_is_damaged_once_is_fetched_again(ranks: Ranks, what: str) -> None:
     donor = ranks.donor(kib=BIG_KIB)
     with Middle(donor.address, flips(*FLIPS[what], calls=1)) as middle:
         found = ranks.begin(ranks.learner(), [through(middle)]).result(PATIENCE_S)
-        assert equal(found, parcel_of(STEP, BIG_KIB))
+        assert equal(found, snapshot_shard_of(STEP, BIG_KIB))
         assert middle.calls == 2
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "reported"),
     [
         ("words of an answer", "gave its words of step 4"),
         ("header", "gave the header of its part of step 4"),
         ("chunk 1", "gave chunk 1 of its part of step 4"),
     ],
 )
-def test_a_donor_whose_bytes_are_damaged_again_is_named(ranks: Ranks, what: str, said: str) -> None:
+def test_a_donor_whose_bytes_are_damaged_again_is_named(ranks: Ranks, what: str, reported: str) -> None:
     """The second connection begins with the damaged chunk, so that the byte is at another offset there."""
     first = flips(*FLIPS[what], calls=1)
     again = (
@@ -271,7 +273,7 @@ def test_a_donor_whose_bytes_are_damaged_again_is_named(ranks: Ranks, what: str,
 
     donors = [ranks.donor(group, group, 2, 2 * BIG_KIB) for group in (0, 1)]
     with Middle(donors[1].address, tap) as middle:
-        with pytest.raises(FetchError, match=rf"group 1, incarnation 0 at .*, {said} damaged, for the second time"):
+        with pytest.raises(FetchError, match=rf"group 1, incarnation 0 at .*, {reported} damaged, for the second time"):
             ranks.begin(ranks.learner(), [source(donors[0]), through(middle, 1)]).result(PATIENCE_S)
         assert middle.calls == 2
 
@@ -288,21 +290,21 @@ def test_a_fetch_goes_on_from_the_byte_that_was_reached(ranks: Ranks) -> None:
 
     with Middle(donor.address, tap) as middle:
         found = ranks.begin(ranks.learner(timeout_s=5.0), [through(middle)]).result(PATIENCE_S)
-        assert equal(found, parcel_of(STEP, BIG_KIB))
+        assert equal(found, snapshot_shard_of(STEP, BIG_KIB))
         assert middle.calls >= size // every
         words = middle.calls * (PROVED_BYTES + ANSWER_BYTES) + HEADER_BYTES
         assert middle.down <= size + words + ANSWER_BYTES * (size // CHUNK_BYTES + 1)
 
 
 def test_a_donors_process_that_comes_back_goes_on_where_it_was(ranks: Ranks) -> None:
-    """The rank behind the address is another one of the same name, with the same parcel."""
+    """The rank behind the address is another one of the same name, with the same snapshot shard."""
     donor, size = ranks.donor(kib=BIG_KIB, rate_bytes_s=20e6), size_of(BIG_KIB)
     with Middle(donor.address) as middle:
         fetched = ranks.begin(ranks.learner(), [through(middle)])
         wait_for(lambda: middle.down > size // 2)
         middle.target = ranks.donor(kib=BIG_KIB).address
         donor.close()
-        assert equal(fetched.result(PATIENCE_S), parcel_of(STEP, BIG_KIB))
+        assert equal(fetched.result(PATIENCE_S), snapshot_shard_of(STEP, BIG_KIB))
         assert middle.down < size + CHUNK_BYTES
 
 
@@ -310,7 +312,7 @@ def test_a_donors_process_that_comes_back_goes_on_where_it_was(ranks: Ranks) -> 
 
 
 @pytest.mark.parametrize(
-    ("who", "said"),
+    ("who", "reported"),
     [
         ({"token": "another"}, "it does not know the job's token"),
         ({"life": 2}, "closed the connection|reset"),
@@ -320,34 +322,34 @@ def test_a_donors_process_that_comes_back_goes_on_where_it_was(ranks: Ranks) -> 
     ],
     ids=["token", "life", "position", "incarnation", "group"],
 )
-def test_nobody_but_the_offers_learner_has_it(ranks: Ranks, who: dict[str, object], said: str) -> None:
+def test_nobody_but_the_offers_learner_has_it(ranks: Ranks, who: dict[str, object], reported: str) -> None:
     donor = ranks.donor()
     with Middle(donor.address) as middle:
-        with pytest.raises(FetchError, match=said):
+        with pytest.raises(FetchError, match=reported):
             ranks.begin(ranks.learner(1.0, **who), [through(middle)]).result(PATIENCE_S)
         assert middle.down <= middle.calls * (PROVED_BYTES + ANSWER_BYTES)
     assert len(donor.kept(OFFER).sizes) == 1
 
 
-def test_a_donor_of_another_incarnation_is_not_heard(ranks: Ranks) -> None:
+def test_a_donor_of_another_incarnation_is_not_received(ranks: Ranks) -> None:
     donor = ranks.donor(member=Member(0, 1))
     with pytest.raises(FetchError, match=r"closed the connection|reset"):
         ranks.begin(ranks.learner(1.0), [source(donor)]).result(PATIENCE_S)
 
 
-def test_words_that_are_said_again_prove_nothing(ranks: Ranks) -> None:
-    donor, said = ranks.donor(), bytearray()
+def test_words_that_are_repeated_prove_nothing(ranks: Ranks) -> None:
+    donor, reported = ranks.donor(), bytearray()
 
     def tap(down: bool, call: int, at: int, data: bytearray) -> bool:
-        said.extend(b"" if down else data)
+        reported.extend(b"" if down else data)
         return True
 
     with Middle(donor.address, tap) as middle:
         ranks.begin(ranks.learner(), [through(middle)]).result(PATIENCE_S)
-    assert len(said) == CALL_BYTES + PROOF_BYTES + 2 * REQUEST_BYTES
+    assert len(reported) == CALL_BYTES + PROOF_BYTES + 2 * REQUEST_BYTES
     with socket.create_connection(split_address(donor.address)) as replay:
-        replay.sendall(said)
-        assert all_heard(replay) <= PROVED_BYTES
+        replay.sendall(reported)
+        assert all_received(replay) <= PROVED_BYTES
 
 
 def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,17 +363,17 @@ def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest
             strangers.append(stack.enter_context(socket.create_connection(split_address(donor.address))))
             with contextlib.suppress(OSError):  # it is hung up on
                 strangers[-1].sendall(words)
-        assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), parcel_of(STEP, 100))
+        assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), snapshot_shard_of(STEP, 100))
         wait_for(lambda: len(os.listdir("/proc/self/fd")) <= before + 1000 + STRANGERS_MAX + 10)
         for stranger in strangers[: -2 * STRANGERS_MAX]:  # some of the newest were no calls, and did not stay
-            assert all_heard(stranger) <= CHALLENGE_BYTES
-        assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), parcel_of(STEP, 100))
+            assert all_received(stranger) <= CHALLENGE_BYTES
+        assert equal(ranks.begin(learner, [source(donor)]).result(PATIENCE_S), snapshot_shard_of(STEP, 100))
 
 
 def test_a_stranger_has_not_much_time(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authenticated_listener, "STRANGER_S", 0.1)
     with socket.create_connection(split_address(ranks.rank(0).address)) as stranger:
-        assert all_heard(stranger) == CHALLENGE_BYTES
+        assert all_received(stranger) == CHALLENGE_BYTES
 
 
 def test_a_learner_that_calls_again_has_one_connection(ranks: Ranks) -> None:
@@ -384,13 +386,13 @@ def test_a_learner_that_calls_again_has_one_connection(ranks: Ranks) -> None:
         assert middle.calls == 2
 
 
-def all_heard(sock: socket.socket) -> int:
+def all_received(sock: socket.socket) -> int:
     """Number of bytes until it is hung up on."""
     sock.settimeout(PATIENCE_S)
     number = 0
     with contextlib.suppress(ConnectionResetError):
-        while heard := sock.recv(1000):
-            number += len(heard)
+        while received := sock.recv(1000):
+            number += len(received)
     return number
 
 
@@ -402,7 +404,7 @@ def test_all_learners_share_a_donors_rate(ranks: Ranks) -> None:
     donor = ranks.donor(kib=kib, rate_bytes_s=rate_bytes_s)
     other = Member(5, 2)
     donor.open(OFFER + 1, other, 0, 1)
-    donor.put(OFFER + 1, STEP, parcel_of(STEP, kib))
+    donor.put(OFFER + 1, STEP, snapshot_shard_of(STEP, kib))
     began_s = time.monotonic()
     fetched = [
         ranks.begin(ranks.learner(), [source(donor)]),
@@ -410,5 +412,5 @@ def test_all_learners_share_a_donors_rate(ranks: Ranks) -> None:
     ]
     found = [one.result(PATIENCE_S) for one in fetched]
     took_s = time.monotonic() - began_s
-    assert all(equal(one, parcel_of(STEP, kib)) for one in found)
+    assert all(equal(one, snapshot_shard_of(STEP, kib)) for one in found)
     assert took_s > 0.8 * 2 * size_of(kib) / rate_bytes_s

@@ -14,7 +14,7 @@ from spare_megatron.protocol.messages import StopRequested, Tuned
 from spare_megatron.worker.saved_choice import FILE
 from tests.process.followed import follow
 from tests.process.harness import launch, toy_digests
-from tests.process.returning import calm_weights
+from tests.process.returning import failure_free_weights
 from tests.pure.decided_again import decided_again
 
 pytestmark = pytest.mark.timeout(300)
@@ -30,12 +30,14 @@ def digests(run_dir: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def calm() -> dict[str, str]:
+def failure_free() -> dict[str, str]:
     """Weights of the run without failures: one engine computes all pieces."""
-    return {"0": calm_weights(STEPS, groups=4, pieces=PIECES)[-1]}
+    return {"0": failure_free_weights(STEPS, groups=4, pieces=PIECES)[-1]}
 
 
-def test_a_planned_restart_loses_no_step_and_ends_with_the_same_weights(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_a_planned_restart_loses_no_step_and_ends_with_the_same_weights(
+    tmp_path: Path, failure_free: dict[str, str]
+) -> None:
     inject = ["sigkill:group=1,step=5,at=forward", "sigkill:group=3,step=9,at=reduce"]
     words = (*WORDS, "--redundancy", "3", "--save", str(tmp_path / "save"), "--restart-after", "2")
     job = launch(tmp_path / "run", *words, groups=4, group_size=1, inject=inject)
@@ -51,10 +53,12 @@ def test_a_planned_restart_loses_no_step_and_ends_with_the_same_weights(tmp_path
     followed = follow(job.run_dir / "journal.jsonl")
     assert (followed.commits, followed.losses) == (24, 2)
     assert followed.actions > 0
-    assert digests(job.run_dir) == calm
+    assert digests(job.run_dir) == failure_free
 
 
-def test_an_auto_interval_is_measured_journalled_and_kept_in_checkpoints(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_an_auto_interval_is_measured_journalled_and_kept_in_checkpoints(
+    tmp_path: Path, failure_free: dict[str, str]
+) -> None:
     save = tmp_path / "save"
     words = (*WORDS, "--save", str(save), "--save-interval", "auto", "--mtbf-gpu-hours", "0.01", "--redundancy", "auto")
     inject = ["coordinator-sigkill:group=0,step=14,at=vote", "sigkill:group=2,step=16,at=backward"]
@@ -79,10 +83,10 @@ def test_an_auto_interval_is_measured_journalled_and_kept_in_checkpoints(tmp_pat
         assert not damage(directory)
         kept = json.loads((directory / FILE).read_text())
         assert kept["choice"]["save_interval_steps"] in {event.save_interval for event in tuned}
-    assert digests(job.run_dir) == calm
+    assert digests(job.run_dir) == failure_free
 
 
-def test_auto_redundancy_is_chosen_beside_a_given_interval(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_auto_redundancy_is_chosen_beside_a_given_interval(tmp_path: Path, failure_free: dict[str, str]) -> None:
     save = tmp_path / "save"
     words = (*WORDS, "--save", str(save), "--save-interval", "7", "--mtbf-gpu-hours", "0.01", "--redundancy", "auto")
     job = launch(tmp_path / "run", *words, groups=4, group_size=1)
@@ -95,4 +99,4 @@ def test_auto_redundancy_is_chosen_beside_a_given_interval(tmp_path: Path, calm:
     assert choice.reason in output
     assert "redundancy" in output
     assert json.loads((job.run_dir / "choice-life-1.json").read_text())["choice"] == choice.choice
-    assert digests(job.run_dir) == calm
+    assert digests(job.run_dir) == failure_free

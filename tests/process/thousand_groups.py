@@ -1,4 +1,4 @@
-"""The run directory of a job of 1000 groups: journal, metrics and status are those of the machine, told by hand."""
+"""The run directory of a job of 1000 groups: journal, metrics and status are those of the machine, written by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from tests.pure.told_job import SPEC, ToldJob
+from tests.pure.scripted_job import SPEC, ScriptedJob
 from tests.pure.written_job import Written
 
 GROUPS, STEP_S = 1000, 1.0
@@ -15,7 +15,7 @@ GROUPS, STEP_S = 1000, 1.0
 def thousand_groups(path: Path) -> Written:
     """After three steps."""
     spec = replace(SPEC, num_groups=GROUPS, offsets=(0, 1, 3), pieces_per_shard=2, last_step=1000)
-    made = Written(path, ToldJob(spec, started_s=time.time() - 60))
+    made = Written(path, ScriptedJob(spec, started_s=time.time() - 60))
     for _ in range(3):
         made.job.step()
     made.go_on()

@@ -1,4 +1,4 @@
-"""The shape of the jobs that are compared with the fixture ``calm_of_three`` (tests/process/conftest.py)."""
+"""The shape of the jobs that are compared with the fixture ``failure_free_of_three`` (tests/process/conftest.py)."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def main() -> int:
         wait_for_place(os.environ)
         place = place_of(os.environ, groups, size, None)
         injector.move(place)
-    first_step = _load(engine, options.save) if place.life > 1 or options.load else 0
+    first_step = _load(engine, options.save) if place.job_attempt > 1 or options.load else 0
     saver = _saver(engine, place, options, store) if options.save else None
     spec, description = _spec(place, options, first_step), _job(place, options)
     rank = RankJob(
@@ -198,9 +198,9 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
 
 def _saver(engine: ToyEngine, place: Place, options: argparse.Namespace, store: GroupStore) -> GroupSaver:
     def agree(value: bool) -> bool:
-        told = torch.tensor([int(value)])
-        dist.broadcast(told, 0)
-        return bool(told.item())
+        reported = torch.tensor([int(value)])
+        dist.broadcast(reported, 0)
+        return bool(reported.item())
 
     return GroupSaver(
         Path(options.save),

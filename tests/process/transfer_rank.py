@@ -1,5 +1,5 @@
-"""Ranks that give and take parcels: several in the test's process, or one in a process of its own, with a line of JSON
-for each command and each answer."""
+"""Ranks that give and take snapshot shards: several in the test's process, or one in a process of its own, with a line
+of JSON for each command and each answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.transfer.socket_transport import SocketTransport
-from spare_megatron.transfer.transport import Parcel, Source
+from spare_megatron.transfer.transport import SnapshotShard, Source
 from tests import preloaded
 from tests.spawn import environment
 
@@ -27,7 +27,7 @@ PATIENCE_S = 60.0
 STEP = 4
 
 
-def parcel_of(seed: int, kib: int) -> Parcel:
+def snapshot_shard_of(seed: int, kib: int) -> SnapshotShard:
     """Some ``kib`` of tensors of all kinds."""
     random = torch.Generator().manual_seed(seed)
     halves = torch.randn(kib << 7, generator=random)
@@ -39,14 +39,14 @@ def parcel_of(seed: int, kib: int) -> Parcel:
         "scalar": torch.tensor(float(seed)),
         "nothing": torch.empty(0, 4),
     }
-    return Parcel(tensors, {"step": seed, "scale": 0.1 * seed, "lr": [1e-310, -0.0]})
+    return SnapshotShard(tensors, {"step": seed, "scale": 0.1 * seed, "lr": [1e-310, -0.0]})
 
 
-def empty_like(parcel: Parcel) -> Mapping[str, torch.Tensor]:
-    return {name: torch.empty_like(one, device="cpu") for name, one in parcel.tensors.items()}
+def empty_like(snapshot_shard: SnapshotShard) -> Mapping[str, torch.Tensor]:
+    return {name: torch.empty_like(one, device="cpu") for name, one in snapshot_shard.tensors.items()}
 
 
-def equal(one: Parcel, other: Parcel) -> bool:
+def equal(one: SnapshotShard, other: SnapshotShard) -> bool:
     if one.values != other.values or one.tensors.keys() != other.tensors.keys():
         return False
     return all(torch.equal(one.tensors[name], other.tensors[name]) for name in one.tensors)
@@ -73,7 +73,7 @@ class Ranks:
         """A donor with the state after STEP."""
         donor = self.rank(group, **options)
         donor.open(OFFER, LEARNER, part, parts)
-        donor.put(OFFER, STEP, parcel_of(STEP, kib))
+        donor.put(OFFER, STEP, snapshot_shard_of(STEP, kib))
         return donor
 
     def learner(self, timeout_s: float = PATIENCE_S, **who: object) -> SocketTransport:
@@ -86,7 +86,7 @@ class Ranks:
         step: int = STEP,
         over: Callable[[], bool] = lambda: False,
         number: int = OFFER,
-    ) -> Future[Parcel]:
+    ) -> Future[SnapshotShard]:
         def ends() -> bool:
             return self._end.is_set() or over()
 
@@ -129,7 +129,7 @@ class TransferProcess:
     @property
     def source(self) -> Source:
         """Waits for the start of the process."""
-        self._address = self._address or self._hear()
+        self._address = self._address or self._receive()
         return Source(self.member, self._address)
 
     def tell(self, what: str, *arguments: Any) -> Any:
@@ -138,9 +138,9 @@ class TransferProcess:
         assert self.process.stdin
         self.process.stdin.write(json.dumps([what, *arguments]) + "\n")
         self.process.stdin.flush()
-        return self._hear()
+        return self._receive()
 
-    def _hear(self) -> Any:
+    def _receive(self) -> Any:
         assert self.process.stdout
         return json.loads(self.process.stdout.readline())
 
@@ -163,18 +163,20 @@ def _open(transport: SocketTransport, number: int, learner: list[int], part: int
 
 def _put(transport: SocketTransport, number: int, step: int, kib: int) -> int:
     """Returns by how much the peak of this process's memory grew."""
-    parcel = parcel_of(step, kib)
+    snapshot_shard = snapshot_shard_of(step, kib)
     before_kib = _begin_peak()
-    transport.put(number, step, parcel)
+    transport.put(number, step, snapshot_shard)
     return _memory_kib("VmHWM") - before_kib
 
 
 def _fetch(transport: SocketTransport, number: int, step: int, kib: int, source: list[Any]) -> tuple[int, bool]:
-    """Returns by how much the peak of this process's memory grew, and whether the parcel is right."""
-    wanted = parcel_of(step, kib)
+    """Returns by how much the peak of this process's memory grew, and whether the snapshot shard is right."""
+    wanted = snapshot_shard_of(step, kib)
     places = {name: torch.ones_like(one) for name, one in wanted.tensors.items()}
     before_kib = _begin_peak()
-    found = transport.fetch(number, step, [Source(Member(*source[0]), source[1])], lambda told: places, lambda: False)
+    found = transport.fetch(
+        number, step, [Source(Member(*source[0]), source[1])], lambda reported: places, lambda: False
+    )
     grown_kib = _memory_kib("VmHWM") - before_kib
     return grown_kib, equal(found, wanted)
 

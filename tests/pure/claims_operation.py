@@ -126,9 +126,11 @@ def relief() -> Iterator[Claim]:
     shown, page = Results("relieved_group.json"), "docs/operating.md"
     first, later = "first step over ideal", "third step on over ideal"
     all_of_them, two = ({"kind": "relieved", "redundancy": hosts} for hosts in (4, 2))
-    calm = {"what": "calm"}
+    failure_free = {"what": "calm"}
     yield Claim(
-        page, "a step takes {} s, and {} s with relief.", (shown("alone_s", **calm), shown("relieved_s", **calm))
+        page,
+        "a step takes {} s, and {} s with relief.",
+        (shown("alone_s", **failure_free), shown("relieved_s", **failure_free)),
     )
     yield Claim(page, "at half speed: steps take {} times", (shown(later, kind="alone", redundancy=4),))
     yield Claim(

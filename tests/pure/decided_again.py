@@ -11,7 +11,7 @@ from spare_megatron.protocol.messages import Tuned
 
 def decided_again(event: Tuned, start: Tuned | None) -> Mapping[str, object]:
     """The choice computed again from the figures of a record, which must equal the record's. ``start`` is the record of
-    the choice at the start of the life; None where ``event`` is that record itself."""
+    the choice at the start of the job attempt; None where ``event`` is that record itself."""
     if start is None:
         measured = Measured(**event.figures)  # type: ignore[arg-type]
         try:

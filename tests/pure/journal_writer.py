@@ -104,12 +104,12 @@ class Seen:
 class Writer:
     """A coordinator's use of the journal: it goes on with the records that are there."""
 
-    def __init__(self, path: Path, told: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, path: Path, reported: Callable[[str], None] = lambda _: None) -> None:
         self.seen, self.path = Seen(), path
         self.at_work = threading.RLock()
         self.found = resume(path, self.seen.observe, self.seen.recall)
         self.state = self.found.state
-        self.journal = Journal(path, self.found, lambda: float(self.done), lambda: None, told)
+        self.journal = Journal(path, self.found, lambda: float(self.done), lambda: None, reported)
 
     @property
     def done(self) -> int:

@@ -2,8 +2,8 @@
 
 Group 0 is one rank that votes as soon as it may, and mostly waits for a learner that is far behind; so is group 2,
 where there are three, until it dies: then group 1 is called as the last host of a shard. Group 1 was lost, and its
-ranks are threads: each hears the orders of the machine late, at moments of its own, so that of two orders which follow
-each other quickly it may see the second only. What an engine does together with the other ranks of its group is
+ranks are threads: each receives the orders of the machine late, at moments of its own, so that of two orders which
+follow each other quickly it may see the second only. What an engine does together with the other ranks of its group is
 a rendezvous here, at which all must do the same: ranks that come apart are found, and ranks that hang are found by the
 time-out of the rendezvous.
 """
@@ -32,7 +32,7 @@ from spare_megatron.protocol.offers import VOIDS_MAX
 from spare_megatron.protocol.state import State
 from spare_megatron.protocol.tickets import Tickets, TicketStream
 from spare_megatron.protocol.view import View
-from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, Parcel
+from spare_megatron.transfer.transport import FetchError, FetchOverError, GoneError, SnapshotShard
 from spare_megatron.worker.catch_up import CatchUp
 from spare_megatron.worker.loop import TrainingLoop
 from spare_megatron.worker.step import StepRunner
@@ -176,25 +176,25 @@ class RankSession:
 
     def begun(self, number: int) -> None:
         if self.position == 0:
-            self._world.say(0, RankBegun(number))
+            self._world.announce(0, RankBegun(number))
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
         pass
 
     def ready(self) -> None:
-        self._world.say(self.position, RankReady())
+        self._world.announce(self.position, RankReady())
 
     def caught_up(self, number: int, step: int, digest: str) -> None:
-        self._world.say(self.position, RankCaughtUp(number, step, digest))
+        self._world.announce(self.position, RankCaughtUp(number, step, digest))
 
     def void(self, number: int, detail: str) -> None:
-        self._world.say(self.position, RankVoid(number, detail))
+        self._world.announce(self.position, RankVoid(number, detail))
 
     def reduced(self, result: m.ReductionResult, figures: Any = None) -> None:
-        self._world.say(self.position, Reduced(result))
+        self._world.announce(self.position, Reduced(result))
 
     def applied(self, step: int, epoch: int) -> None:
-        self._world.say(self.position, (step, epoch))
+        self._world.announce(self.position, (step, epoch))
 
     def report_step(self, step: int, report: Any) -> None:
         pass
@@ -234,10 +234,10 @@ class RankTransport:
     def __init__(self, world: LearnerWorld, position: int) -> None:
         self._world, self._random = world, random.Random(world.seed * 10 + position + 5)
 
-    def fetch(self, number: int, step: int, sources: Any, place: Any, over: Callable[[], bool]) -> Parcel:
+    def fetch(self, number: int, step: int, sources: Any, place: Any, over: Callable[[], bool]) -> SnapshotShard:
         until_s = time.monotonic() + HANGS_S
         while True:
-            assert time.monotonic() < until_s, f"the parcel of step {step} of offer {number} does not come"
+            assert time.monotonic() < until_s, f"the snapshot shard of step {step} of offer {number} does not come"
             time.sleep(self._random.uniform(0, LATEST_S))
             if over():
                 raise FetchOverError
@@ -250,7 +250,7 @@ class RankTransport:
             if step <= state.committed[0]:
                 break
         values = {"step": step, "scalars": {"step": float(step)}}
-        return Parcel(place(Parcel({"state": torch.zeros(1)}, values)), values)
+        return SnapshotShard(place(SnapshotShard({"state": torch.zeros(1)}, values)), values)
 
 
 class NoDonor:
@@ -275,7 +275,7 @@ class LearnerWorld:
         self.sessions: list[RankSession] = []
         self.reasons: list[str] = []
         self._under_way: list[m.Event] = []
-        """Words of group 1 that the machine has not heard yet."""
+        """Words of group 1 that the machine has not received yet."""
         self._voids = 0
         self._failed: list[BaseException] = []
 
@@ -295,7 +295,7 @@ class LearnerWorld:
         deadline_s = time.monotonic() + 3 * HANGS_S
         while not self.state.stopped and not self._failed and time.monotonic() < deadline_s:
             time.sleep(self.random.uniform(0, 2 * LATEST_S))
-            self._hear_group_1()
+            self._receive_group_1()
             for group in tuple(self._members):
                 self._play(group)
             self._disturb()
@@ -339,10 +339,10 @@ class LearnerWorld:
                 self._members[group] = taken(self._members[group], action)
                 continue
             self._view = taken(self._view, action)
-            words = self._issuer.told(self._view.view, self._view.over)
+            words = self._issuer.reported(self._view.view, self._view.over)
             for order in (words, action) if self._view.over else (action, words):
                 self._tell(order)
-            ready = self._reports.told(self._view.view)
+            ready = self._reports.reported(self._view.view)
             if ready is not None:
                 self._under_way.append(ready)
 
@@ -351,27 +351,27 @@ class LearnerWorld:
         for session in self.sessions:
             session.send(order)
 
-    def say(self, position: int, word: Any) -> None:
+    def announce(self, position: int, word: Any) -> None:
         """A rank of group 1 says something to its leader."""
         with self._lock:
-            told: Any = None
+            reported: Any = None
             if isinstance(word, RankBegun):
                 self._tell(self._issuer.begun(word.number))
             elif isinstance(word, Reduced):
                 ballot = self._ballots.add(position, word)
-                told = ballot[0] if ballot else None
+                reported = ballot[0] if ballot else None
             elif isinstance(word, tuple):
                 if self._applied.add(position, word):
-                    told = m.Applied(*BACK, *self._applied.reached)
+                    reported = m.Applied(*BACK, *self._applied.reached)
             else:
-                told = self._reports.hear(position, word)
-            if told is not None:
-                self._under_way.append(told)
-            if isinstance(told, m.Void) and self.random.random() < 0.5:
-                self._hear_all_but_the_last()
+                reported = self._reports.receive(position, word)
+            if reported is not None:
+                self._under_way.append(reported)
+            if isinstance(reported, m.Void) and self.random.random() < 0.5:
+                self._receive_all_but_the_last()
                 self._die()
 
-    def _hear_all_but_the_last(self) -> None:
+    def _receive_all_but_the_last(self) -> None:
         while len(self._under_way) > 1:
             self.event(self._under_way.pop(0))
 
@@ -382,7 +382,7 @@ class LearnerWorld:
             del self._members[2]
             self.event(m.Lost((m.Loss(2, 0, "exited"),)))
 
-    def _hear_group_1(self) -> None:
+    def _receive_group_1(self) -> None:
         """Some of its words arrive, in order."""
         with self._lock:
             while self._under_way and self.random.random() < 0.7:

@@ -1,6 +1,6 @@
-"""A ring of members in virtual time: the real :class:`~spare_megatron.collectives.hearing.Hearing` of each, a model
-of the rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a starved
-member does nothing for a while, and what came meanwhile waits for it."""
+"""A ring of members in virtual time: the real :class:`~spare_megatron.collectives.link_monitor.LinkMonitor` of each, a
+model of the rest. Members compute, then sum in a ring, again and again; what they send takes its time or is lost; a
+starved member does nothing for a while, and what came meanwhile waits for it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spare_megatron.collectives.hearing import BEATS, LEFT, RIGHT, Hearing, LinkBeat, Traffic
+from spare_megatron.collectives.link_monitor import BEATS, LEFT, RIGHT, LinkBeat, LinkMonitor, Traffic
 from spare_megatron.protocol.messages import Link
 
 TIMEOUT_S = 1.0
 GRACE_S = 0.05
-"""From the end of a member's epoch to its vote, where a link is mute (exchange.MUTE_GRACE_S)."""
+"""From the end of a member's epoch to its vote, where a link is silent (exchange.SILENT_GRACE_S)."""
 PORTION_BYTES = 1000
 SUMS = 6
-"""Between two times of computing: the first is patient, as members come to it when they are ready."""
+"""Between two times of computing: the first waits for its peers, as members come to it when they are ready."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """``mute(sender, receiver, kind, now_s)``: nothing passes. ``delay_s(...)``: how long it takes."""
+    """``silent(sender, receiver, kind, now_s)``: nothing passes. ``delay_s(...)``: how long it takes."""
 
-    mute: Callable[[int, int, str, float], bool]
+    silent: Callable[[int, int, str, float], bool]
     delay_s: Callable[[int, int, str, float], float]
 
 
@@ -44,7 +44,7 @@ class Member:
 
     def __init__(self, rank: int, size: int, suspects: frozenset[int], now_s: float) -> None:
         self.rank, self.size = rank, size
-        self.hearing = Hearing(rank, size, TIMEOUT_S, suspects, now_s)
+        self.monitor = LinkMonitor(rank, size, TIMEOUT_S, suspects, now_s)
         self.traffic = Traffic()
         self.computes_until_s = now_s
         self.came, self.came_s = 0, -math.inf
@@ -52,7 +52,7 @@ class Member:
         self.sent = self.read = 0
         """Portions of the present sum."""
         self.sums = 0
-        self.said = -1
+        self.reported = -1
         self.over_s: float | None = None
 
     @property
@@ -99,7 +99,7 @@ class RingWorld:
 
     def evidence(self) -> list[frozenset[Link]]:
         """What each member votes that has given up."""
-        return [member.hearing.links for member in self.members if member.over_s is not None]
+        return [member.monitor.links for member in self.members if member.over_s is not None]
 
     def _voted(self, member: Member) -> bool:
         return member.over_s is not None and self.now_s > member.over_s + GRACE_S
@@ -114,45 +114,45 @@ class RingWorld:
     def _send(self, member: Member, side: int, kind: str, what: Callable[[Member], None]) -> None:
         receiver = self.members[(member.rank + (1 if side == RIGHT else -1)) % self.size]
         way = (member.rank, receiver.rank, kind)
-        if self.network.mute(*way, self.now_s):
+        if self.network.silent(*way, self.now_s):
             return
         at_s = max(self._order.get(way, 0.0), self.now_s + self.network.delay_s(*way, self.now_s))
         self._order[way] = at_s
-        if not self.network.mute(*way, at_s):
+        if not self.network.silent(*way, at_s):
             self._later(receiver, at_s - self.now_s, what)
 
     def _greeting(self, side: int) -> Callable[[Member], None]:
-        return lambda member: member.hearing.connect(side, self.now_s)
+        return lambda member: member.monitor.connect(side, self.now_s)
 
     def _round(self, member: Member) -> None:
-        member.hearing.look(member.traffic, self.now_s, self.now_s - member.came_s)
+        member.monitor.look(member.traffic, self.now_s, self.now_s - member.came_s)
         self._work(member)
         self._speak(member, due=True)
         self._later(member, TIMEOUT_S / BEATS, self._round)
 
     def _speak(self, member: Member, due: bool = False) -> None:
-        hearing = member.hearing
-        if hearing.over and member.over_s is None:
+        monitor = member.monitor
+        if monitor.over and member.over_s is None:
             member.over_s = self.now_s
             for side in (LEFT, RIGHT):  # its data connections end
                 self._send(member, side, "D", self._ending(1 - side))
-        if (member.said == hearing.version) if hearing.over else not due:
+        if (member.reported == monitor.version) if monitor.over else not due:
             return
-        member.said = hearing.version if hearing.over else -1
+        member.reported = monitor.version if monitor.over else -1
         for side in (LEFT, RIGHT):
-            self._send(member, side, "C", self._saying(1 - side, hearing.beat(side, member.traffic)))
+            self._send(member, side, "C", self._saying(1 - side, monitor.beat(side, member.traffic)))
 
     def _saying(self, side: int, beat: LinkBeat) -> Callable[[Member], None]:
-        def say(member: Member) -> None:
-            member.hearing.hear(side, beat, self.now_s)
+        def announce(member: Member) -> None:
+            member.monitor.receive(side, beat, self.now_s)
             self._speak(member)
 
-        return say
+        return announce
 
     def _ending(self, side: int) -> Callable[[Member], None]:
         def end(member: Member) -> None:
-            if member.hearing.connected:
-                member.hearing.end(side, self.now_s)
+            if member.monitor.connected:
+                member.monitor.end(side, self.now_s)
                 self._speak(member)
 
         return end
@@ -161,7 +161,7 @@ class RingWorld:
         """All that can be read and sent of the present sums."""
         traffic = member.traffic
         traffic.wants = False
-        if member.hearing.over or not member.hearing.connected or self.now_s < member.computes_until_s:
+        if member.monitor.over or not member.monitor.connected or self.now_s < member.computes_until_s:
             return
         moved = True
         while moved:
@@ -176,8 +176,8 @@ class RingWorld:
             if member.read == member.sent == member.of_a_sum:
                 member.read = member.sent = 0
                 member.sums, moved = member.sums + 1, True
-                traffic.patient = member.sums % SUMS == 0
-                if traffic.patient:
+                traffic.wait_for_peers = member.sums % SUMS == 0
+                if traffic.wait_for_peers:
                     member.computes_until_s = self.now_s + self.rng.uniform(0, 2 * self.compute_s)
                     self._later(member, member.computes_until_s - self.now_s, self._work)
                     return

@@ -8,9 +8,9 @@ Commands::
 
     open N=4 K=2 r=2 [granularity=shard] [steps=3] [first=0] [min=1] [kind=consecutive] [heartbeat=5] [retries=8]
          [audit=0.5] [seed=7] [save=steps] [emergency=1] [adoption=1] [shards=S] [copies=r_s]
-    reopen                          the coordinator restarts in the same life
-    life                            a new life of the job starts from step `first`
-    hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [birth=word]
+    reopen                          the coordinator restarts in the same job attempt
+attempt                         a new job attempt starts from step `first`
+    hello G[,G...] [inc=0] [applied=0] [held=t,e] [committed=t,e] [fencing=1] [fingerprint=job] [nonce=text]
          [replaces=-1]              inc=-1: a new process, whose incarnation the machine draws
     ready G[,G...]
     caught-up G[,G...] [step=t] [weights=d] [offer=number]
@@ -18,7 +18,7 @@ Commands::
                                     of a state shard: it has it, or nothing and no donor
     void G [offer=number]
     withdraw G offer=number
-    vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [mute=from>to,from>to] [failing=seconds]
+    vote G[,G...] [no] [step=t] [epoch=e] [pieces=1,2] [inc=0] [ended=G,G] [silent=from>to,from>to] [failing=seconds]
          [result=d] [weights=d] [wrong=piece,piece] [at-rank=position] [state=shard:checksum,...]
                                     a checksum is the piece's number, or below 0 for a wrong piece; of a state shard it
                                     is 0, and the vote has those for which the group counts or is whole
@@ -85,23 +85,25 @@ class Player:
     def _events(self, verb: str, plain: list[str], options: dict[str, str]) -> list[m.Event]:
         if verb == "open":
             self.spec = _spec(options)
-            return [m.Opened(self.spec, life=1, fencing=1)]
+            return [m.Opened(self.spec, job_attempt=1, fencing=1)]
         assert self.spec is not None, "the first command opens a job"
         if verb == "reopen":
-            return [m.Opened(self.spec, self.state.life, self.state.fencing + 1)]
-        if verb == "life":
+            return [m.Opened(self.spec, self.state.job_attempt, self.state.fencing + 1)]
+        if verb == "attempt":
             self.spec = replace(self.spec, first_step=int(options.get("first", 0)))
-            return [m.Opened(self.spec, self.state.life + 1, self.state.fencing + 1)]
+            return [m.Opened(self.spec, self.state.job_attempt + 1, self.state.fencing + 1)]
         if verb == "allvoted":
             return [m.AllVoted(self.state.step_in_flight, self.state.epoch)]
         if verb == "runs-out":
             slow = dict(pair.split(":") for pair in options.get("slow", "").split(",") if pair)
-            told = dict(pair.split(":") for pair in options["left"].split(","))
-            paces = tuple((int(g), int(n), float(slow.get(g, 1))) for g, n in sorted(told.items()))
+            reported = dict(pair.split(":") for pair in options["left"].split(","))
+            paces = tuple((int(g), int(n), float(slow.get(g, 1))) for g, n in sorted(reported.items()))
             return [m.RunningOut(self.state.step_in_flight, int(options.get("epoch", self.state.epoch)), paces)]
         if verb == "speeds":
-            told = dict(pair.split(":") for pair in plain[0].split(","))
-            speeds = tuple((int(g), self._incarnation(int(g), options), float(p), float(p)) for g, p in told.items())
+            reported = dict(pair.split(":") for pair in plain[0].split(","))
+            speeds = tuple(
+                (int(g), self._incarnation(int(g), options), float(p), float(p)) for g, p in reported.items()
+            )
             return [m.SpeedsMeasured(self.state.committed[0], int(options.get("steps", 1)), speeds)]
         if verb == "startup-over":
             return [m.StartupOver(60.0)]
@@ -140,9 +142,9 @@ class Player:
             fingerprint = options.get("fingerprint", "job")
             known = tuple(int(x) for x in options["committed"].split(",")) if "committed" in options else None
             fencing = int(options.get("fencing", 0))
-            birth, replaces = options.get("birth", ""), int(options.get("replaces", -1))
+            process_nonce, replaces = options.get("nonce", ""), int(options.get("replaces", -1))
             hello = m.Hello(group, incarnation, fingerprint, applied, held, fencing, known)  # type: ignore[arg-type]
-            return replace(hello, birth=birth, replaces=replaces)
+            return replace(hello, process_nonce=process_nonce, replaces=replaces)
         learner = self.state.learners.get(group)
         number = int(options.get("offer", learner.offer.number if learner and learner.offer else 0))
         if verb == "have":
@@ -200,7 +202,7 @@ class Player:
         parameter."""
         wrong = [int(p) for p in options.get("wrong", "").split(",") if p]
         found = {p: -1 - p - 1000 * group if p in wrong else p for p in range(self.state.job.num_groups * 100)}
-        told = [p for part in self.state.audits.get(group, ()) for p in part]
+        reported = [p for part in self.state.audits.get(group, ()) for p in part]
         inside = audits.selected(self.state.job, step, pieces)
         wrong_rank = int(options.get("at-rank", 0))
         asked = m.WEIGHTS in self.state.disputes
@@ -209,13 +211,13 @@ class Player:
             weights.reverse()
         return {
             "checksums": tuple((p, found[p]) for p in inside),
-            "audits": tuple((p, found[p]) for p in told),
+            "audits": tuple((p, found[p]) for p in reported),
             "parts": tuple(
                 [m.ParameterChecksum(m.WEIGHTS, rank, "weight", weights[rank]) for rank in (0, 1) if asked]
                 + [
                     m.ParameterChecksum(p, rank, "weight", found[p] if rank == wrong_rank else p)
                     for p in sorted(self.state.disputes)
-                    if p in (*inside, *told)
+                    if p in (*inside, *reported)
                     for rank in (0, 1)
                 ]
             ),
@@ -259,8 +261,8 @@ def _describe(action: m.Action) -> list[str]:
         v = action.view
         audited = [v.audits[k] if k < len(v.audits) else () for k in range(len(v.segments))]
         segments = " + ".join(map(_segment, v.segments, audited))
-        told = f" {_offered(v.offer)}" if v.offer else "" if v.is_member else " learner"
-        told += "".join(f" serves {_offered(offer)}" for offer in v.serves)
+        reported = f" {_offered(v.offer)}" if v.offer else "" if v.is_member else " learner"
+        reported += "".join(f" serves {_offered(offer)}" for offer in v.serves)
         delay = f" after {action.delay_s:g} s" if action.delay_s else ""
         leave = " leave" if v.leave else ""
         leave += f" disputed {list(v.disputed)}" if v.disputed else ""
@@ -270,15 +272,15 @@ def _describe(action: m.Action) -> list[str]:
         standing = " ".join(map(str, v.standing))
         return [
             f"-> {v.group}: view e{v.epoch} committed {v.committed[0]}@{v.committed[1]} step {v.step}: {segments} "
-            f"then [{standing}]{told}{leave}{delay}{_save(v.save)}"
+            f"then [{standing}]{reported}{leave}{delay}{_save(v.save)}"
         ]
     if isinstance(action, m.SendAsk):
         return [f"-> {action.group}: ask {action.ask.number}, for up to {action.ask.pieces}, in step {action.step}"]
     if isinstance(action, m.SendCommit):
-        told = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
-        told += "".join(f" {group} serves {_offered(offer)}" for group, offers in action.serves for offer in offers)
+        reported = "".join(f" {group} audits {list(pieces)}" for group, pieces in action.audits)
+        reported += "".join(f" {group} serves {_offered(offer)}" for group, offers in action.serves for offer in offers)
         leave = " leave" if action.leave else ""
-        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{told}{_save(action.save)}"]
+        return [f"-> {list(action.groups)}: commit {action.step}@{action.epoch}{leave}{reported}{_save(action.save)}"]
     if isinstance(action, m.SendFenced):
         always = " for good" if action.lasting else ""
         return [f"-> {action.group} (incarnation {action.incarnation}): fenced{always}"]
@@ -306,9 +308,9 @@ def _save(order: int) -> str:
 
 
 def _links(group: int, options: dict[str, str]) -> tuple[m.Link, ...]:
-    """The links in a failed vote: connections that ended, and mute links."""
+    """The links in a failed vote: connections that ended, and silent links."""
     ended = [m.Link(int(g), group) for g in options.get("ended", "").split(",") if g]
-    pairs = [pair.split(">") for pair in options.get("mute", "").split(",") if pair]
+    pairs = [pair.split(">") for pair in options.get("silent", "").split(",") if pair]
     return (*ended, *(m.Link(int(sender), int(receiver), True) for sender, receiver in pairs))
 
 

@@ -142,7 +142,7 @@ clusters = st.builds(
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(clusters, st.integers(2, 5))
 def test_the_longer_an_adoption_takes_the_longer_takes_the_job(cluster: ClusterFigures, redundancy: int) -> None:
-    """And a life that adoption saves is worth more than the wait."""
+    """And a job attempt that adoption saves is worth more than the wait."""
     times = [ratio_of(candidate(replace(cluster, adopt_s=adopt_s), redundancy)) for adopt_s in (0.0, 60.0, 600.0)]
     assert times == sorted(times)
     if cluster.rejoin_s is None:
@@ -152,7 +152,7 @@ def test_the_longer_an_adoption_takes_the_longer_takes_the_job(cluster: ClusterF
 
 
 def test_adoption_saves_what_wipe_outs_cost() -> None:
-    """With two hosts a shard a life ends every few hours, which costs more than minutes of waiting."""
+    """With two hosts a shard a job attempt ends every few hours, which costs more than minutes of waiting."""
     without, having = (ratio_of(candidate(replace(SMALL, adopt_s=adopt_s), 2)) for adopt_s in (None, 120.0))
     assert having < 0.995 * without
     stay_lost = [ratio_of(candidate(replace(SMALL, rejoin_s=None, adopt_s=adopt_s), 2)) for adopt_s in (None, 120.0)]
@@ -215,7 +215,7 @@ def test_standbys_can_be_what_makes_progress() -> None:
     }
 
 
-def test_spare_plan_counts_on_adoption_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
+def test_spare_plan_counts_on_adoption_unless_given_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     found = {}
     for more in ("", "--no-adoption", "--adopt-s 60"):
         assert cli.main([*FLAGS, "--redundancy", "2", "--standby-groups", "0", *more.split(), "--json"]) == 0

@@ -11,7 +11,7 @@ from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, S
 SPANS = [Span(0, 10, 1), Span(0, 30, 1), Span(0, 40, 1), Span(1, 5, 0), Span(1, 64, 0)]
 
 
-class Told:
+class Reported:
     def __init__(self, arrivals: Arrivals) -> None:
         self.ready: list[tuple[int, int]] = []
         self.late: list[int] = []
@@ -27,91 +27,91 @@ def one_pass(arrivals: Arrivals, chunk: int, numbers: list[int], last: bool = Fa
 
 def test_the_last_pass_tells_of_each_parameter_as_it_comes_in_the_order_of_travel() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     one_pass(arrivals, 1, [0, 1, 2])
     one_pass(arrivals, 0, [3, 4])
-    assert told.ready == [], "another pass follows"
+    assert reported.ready == [], "another pass follows"
     one_pass(arrivals, 1, [1, 0, 2], last=True)
-    assert told.ready == [(0, 30), (0, 40)], "1 came before 0, which is in front of it"
+    assert reported.ready == [(0, 30), (0, 40)], "1 came before 0, which is in front of it"
     one_pass(arrivals, 0, [3, 4], last=True)
-    assert told.ready == [(0, 30), (0, 40), (1, 5), (1, 64)]
-    assert told.late == []
+    assert reported.ready == [(0, 30), (0, 40), (1, 5), (1, 64)]
+    assert reported.late == []
 
 
 def test_a_chunk_that_ends_first_waits_for_those_in_front_of_it() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     one_pass(arrivals, 0, [3, 4], last=True)
-    assert told.ready == []
+    assert reported.ready == []
     one_pass(arrivals, 1, [0, 1, 2], last=True)
-    assert told.ready == [(1, 64)]
+    assert reported.ready == [(1, 64)]
 
 
 def test_parameters_that_were_never_seen_are_final_when_the_pass_is_over() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     arrivals.pass_begins(1, last=True)
     for number in (0, 1, 2):
         arrivals.arrived(number)
-    assert told.ready == [], "nobody knows yet how often they come"
+    assert reported.ready == [], "nobody knows yet how often they come"
     arrivals.pass_ends(1)
-    assert told.ready == [(0, 40)]
+    assert reported.ready == [(0, 40)]
 
 
 def test_a_parameter_that_gets_no_gradient_holds_up_those_behind_it_to_the_end_of_the_pass() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     one_pass(arrivals, 1, [0, 1, 2])
     arrivals.pass_begins(1, last=True)
     arrivals.arrived(0)
     arrivals.arrived(2)
-    assert told.ready == [(0, 10)]
+    assert reported.ready == [(0, 10)]
     arrivals.pass_ends(1)
-    assert told.ready == [(0, 10), (0, 40)]
+    assert reported.ready == [(0, 10), (0, 40)]
 
 
 def test_a_weight_that_is_used_twice_is_final_after_the_second_time() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     one_pass(arrivals, 1, [0, 1, 0, 2])
     arrivals.pass_begins(1, last=True)
     arrivals.arrived(0)
     arrivals.arrived(1)
-    assert told.ready == []
+    assert reported.ready == []
     arrivals.arrived(0)
-    assert told.ready == [(0, 30)]
+    assert reported.ready == [(0, 30)]
 
 
-def test_one_more_addition_than_ever_is_told_once_the_parameter_may_have_left() -> None:
+def test_one_more_addition_than_ever_is_notified_once_the_parameter_may_have_left() -> None:
     arrivals = Arrivals(SPANS)
     one_pass(arrivals, 1, [0, 1, 2])
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     arrivals.pass_begins(1, last=True)
     for number in (0, 2, 2, 0):
         arrivals.arrived(number)
-    assert told.late == [0], "2 came twice, too, but waits for 1 and has not left"
+    assert reported.late == [0], "2 came twice, too, but waits for 1 and has not left"
     arrivals.pass_ends(1)
-    again = Told(arrivals)
+    again = Reported(arrivals)
     one_pass(arrivals, 1, [0, 0, 1, 2, 2], last=True)
     assert again.late == [], "it is known now"
     assert again.ready[-1] == (0, 40)
 
 
-def test_nothing_is_told_when_nobody_watches_but_passes_are_counted() -> None:
+def test_nothing_is_notified_when_nobody_watches_but_passes_are_counted() -> None:
     arrivals = Arrivals(SPANS)
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     arrivals.unwatch()
     one_pass(arrivals, 1, [0, 1, 2], last=True)
-    assert told.ready == []
-    again = Told(arrivals)
+    assert reported.ready == []
+    again = Reported(arrivals)
     arrivals.pass_begins(1, last=True)
     arrivals.arrived(0)
     assert again.ready == [(0, 10)]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_told_is_final_whatever_the_order(seed: int) -> None:
-    """Against the plain definition: told is a prefix, and nothing of it is added to afterwards."""
+def test_what_is_notified_is_final_whatever_the_order(seed: int) -> None:
+    """Against the plain definition: published is a prefix, and nothing of it is added to afterwards."""
     print(f"seed {seed}")
     draw = random.Random(seed)
     spans = [Span(n // 3, 10 * (n % 3 + 1), draw.randrange(2)) for n in range(9)]
@@ -120,16 +120,16 @@ def test_what_is_told_is_final_whatever_the_order(seed: int) -> None:
     arrivals = Arrivals(spans)
     for chunk in (0, 1):
         one_pass(arrivals, chunk, draw.sample(of_chunk[chunk], len(of_chunk[chunk])))
-    told = Told(arrivals)
+    reported = Reported(arrivals)
     left = list(uses)
     for chunk in draw.sample((0, 1), 2):
         arrivals.pass_begins(chunk, last=True)
         for number in draw.sample(of_chunk[chunk], len(of_chunk[chunk])):
             left[number] -= 1
             arrivals.arrived(number)
-            reach = told.ready[-1] if told.ready else (0, 0)
+            reach = reported.ready[-1] if reported.ready else (0, 0)
             assert all(not left[n] for n, span in enumerate(spans) if (span.tensor, span.stop) <= reach)
         arrivals.pass_ends(chunk)
-    assert told.ready[-1] == (2, 30)
-    assert told.ready == sorted(told.ready)
-    assert not told.late
+    assert reported.ready[-1] == (2, 30)
+    assert reported.ready == sorted(reported.ready)
+    assert not reported.late

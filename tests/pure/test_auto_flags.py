@@ -13,11 +13,11 @@ from spare_megatron.worker.saved_choice import FILE, leave_choice, redundancy_of
 from tests.pure.flags_of_a_job import job_of, launched
 
 
-def place(run_dir: Path, life: int) -> Place:
-    return place_of({**launched(16), "SPARE_LIFE": str(life)}, 16, 1, str(run_dir))
+def place(run_dir: Path, job_attempt: int) -> Place:
+    return place_of({**launched(16), "SPARE_LIFE": str(job_attempt)}, 16, 1, str(run_dir))
 
 
-def test_auto_is_told_to_the_coordinator() -> None:
+def test_auto_is_asked_to_the_coordinator() -> None:
     job = job_of("--save s --save-interval auto --spare-mtbf-gpu-hours 700 --spare-restart-after auto")[0]
     tuning = job.tuning
     assert (tuning.save_interval, tuning.mtbf_gpu_hours, tuning.restart_after, tuning.redundancy) == (
@@ -62,14 +62,20 @@ def test_bad_values(words: str, sentence: str) -> None:
 
 
 def test_redundancy_auto(tmp_path: Path) -> None:
-    """By the number of groups at first, then what an earlier life decided; a rank reads no choice of its own life."""
+    """By the number of groups at first, then what an earlier job attempt decided; a rank reads no choice of its own job
+    attempt."""
     assert redundancy_of(5, 16, "shared", place(tmp_path, 1)) == 5
     assert redundancy_of(None, 16, "shared", place(tmp_path, 1)) == 16
     assert [redundancy_of(None, n, "staged", place(tmp_path, 1)) for n in (1, 2, 4, 16, 1000)] == [1, 2, 2, 4, 10]
-    for life, r, later in ((1, 4, 7), (2, 7, None)):
+    for job_attempt, r, later in ((1, 4, 7), (2, 7, None)):
         choice = {"redundancy": r, "redundancy_next": later}
-        (tmp_path / f"choice-life-{life}.json").write_text(json.dumps({"choice": choice}))
-    assert [redundancy_of(None, 16, "staged", place(tmp_path, life)) for life in (1, 2, 3, 4)] == [4, 7, 7, 7]
+        (tmp_path / f"choice-life-{job_attempt}.json").write_text(json.dumps({"choice": choice}))
+    assert [redundancy_of(None, 16, "staged", place(tmp_path, job_attempt)) for job_attempt in (1, 2, 3, 4)] == [
+        4,
+        7,
+        7,
+        7,
+    ]
 
 
 def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
@@ -91,7 +97,7 @@ def test_a_checkpoint_holds_the_newest_choice(tmp_path: Path) -> None:
         ({}, set()),
     ],
 )
-def test_a_command_that_this_launcher_does_not_run_is_told(environ: dict[str, str], not_run: set[str]) -> None:
+def test_a_command_that_this_launcher_does_not_run_is_notified(environ: dict[str, str], not_run: set[str]) -> None:
     notes = job_of("--spare-health-check true --spare-on-event true --spare-preload own", environ)[0].notes
     assert {note.split()[0] for note in notes if "'true' is for spare-launch and spare-slurm" in note} == not_run
     alone = "--spare-preload own: only spare-launch forks ranks; here each makes its own imports"

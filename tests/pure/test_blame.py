@@ -26,7 +26,7 @@ def judge(votes: list[Vote], groups: int, failures: int = 1, patient: bool = Fal
 
 
 def broken_links(guilty: int, groups: int, direction: str) -> list[Link]:
-    """The mute links of a ring in which one group sends nothing, hears nothing, or both."""
+    """The silent links of a ring in which one group sends nothing, receives nothing, or both."""
     neighbours = sorted({(guilty - 1) % groups, (guilty + 1) % groups})
     out = [Link(guilty, other, True) for other in neighbours if direction != "in"]
     return out + [Link(other, guilty, True) for other in neighbours if direction != "out"]
@@ -39,12 +39,12 @@ def test_a_group_whose_network_is_dead_is_fenced_at_once_and_nobody_else_ever(
     """Whoever speaks, of however many links to more than one neighbour, and whatever connections ended on the way."""
     guilty = data.draw(st.integers(0, groups - 1))
     links = broken_links(guilty, groups, direction)
-    told = data.draw(st.lists(st.sampled_from(links), min_size=1, unique=True))
+    reported = data.draw(st.lists(st.sampled_from(links), min_size=1, unique=True))
     ended = data.draw(st.lists(st.builds(Link, st.integers(0, groups - 1), st.integers(0, groups - 1)), max_size=4))
     votes = [failed(data.draw(st.integers(0, groups - 1)), 1, *ended)] if ended else []
-    votes += [failed(data.draw(st.integers(0, groups - 1)), 1, link) for link in told]
+    votes += [failed(data.draw(st.integers(0, groups - 1)), 1, link) for link in reported]
     found = judge(votes, groups)
-    others = {link.sender + link.receiver - guilty for link in told}
+    others = {link.sender + link.receiver - guilty for link in reported}
     assert (found.group if found else None) == (guilty if len(others) > 1 else None)
 
 

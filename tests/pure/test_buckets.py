@@ -116,7 +116,7 @@ def test_converted_sums_share_the_wire_memory_of_a_few_buckets() -> None:
     layout = BucketLayout.of(tensors, {}, PlainReduction(), 8 * 512, toy_conversion.Conversion(tensors, 2))
     buffers = BufferPool(CPU, CPU, staged=False).take(layout, _User())
     assert [one.dtype for one in buffers.results] == [torch.float32, torch.float32, torch.int64]
-    assert [len(one) for one in (*buffers.results, buffers.witness)] == [5000, 900, 70, 2]
+    assert [len(one) for one in (*buffers.results, buffers.check_vector)] == [5000, 900, 70, 2]
     converted = [number for number in range(len(layout.buckets)) if layout.is_converted(number)]
     assert [layout.buckets[number].tensor for number in converted[-2:]] == [1, 1]
     assert len(converted) == len(layout.buckets) - 1 > WINDOW

@@ -75,14 +75,14 @@ def test_all_voted_is_the_single_votes(granularity: str) -> None:
         state = bulk
 
 
-def test_bulk_events_have_births_and_digests() -> None:
+def test_bulk_events_have_process_nonces_and_digests() -> None:
     """A group that comes back is admitted by the same commit, with the same proof."""
     start, _ = _feed(initial_state(), m.Opened(_job(), 1, 1))
-    bulk, _ = _feed(start, m.AllHere(tuple((g, 0) for g in range(12)), tuple(f"birth {g}" for g in range(12))))
-    single, _ = _feed(start, *(m.Hello(g, 0, "job", 0, birth=f"birth {g}") for g in range(12)))
+    bulk, _ = _feed(start, m.AllHere(tuple((g, 0) for g in range(12)), tuple(f"process nonce {g}" for g in range(12))))
+    single, _ = _feed(start, *(m.Hello(g, 0, "job", 0, process_nonce=f"process nonce {g}") for g in range(12)))
     _same(bulk, single)
     lost = m.Lost((m.Loss(3, 0, "exited"),))
-    learns = m.Hello(3, -1, "job", 0, birth="a new process"), m.Ready(3, 1)
+    learns = m.Hello(3, -1, "job", 0, process_nonce="a new process"), m.Ready(3, 1)
     bulk, single = _feed(bulk, lost, *learns)[0], _feed(single, lost, *learns)[0]
     for number in range(1, 7):
         t, e = bulk.step_in_flight, bulk.epoch

@@ -80,9 +80,9 @@ def test_a_checkpoint_whose_args_cannot_be_found_is_one_sentence(tmp_path: Path)
     assert f"{directory / 'common.pt'} is missing" in refusal(tmp_path)
     for content in (b"", b"no pickle", pickle.dumps({"storage_data": {}}), pickle.dumps(Namespace(storage_data={}))):
         (directory / ".metadata").write_bytes(content)
-        said = refusal(tmp_path)
-        assert f"{directory / '.metadata'} cannot be read: " in said
-        assert "\n" not in said
+        reported = refusal(tmp_path)
+        assert f"{directory / '.metadata'} cannot be read: " in reported
+        assert "\n" not in reported
 
 
 def job_of(load: Path, extra: str = "", environ: dict[str, str] | None = None) -> tuple[JobArguments, Namespace]:
@@ -107,10 +107,10 @@ def test_a_job_without_a_shape_flag_has_the_shape_of_its_checkpoint(tmp_path: Pa
     assert job.shape.group_size == 1, "TP and PP are the command line's"
     assert job.transformer["qk_layernorm"] is True
     assert type(ns.rotary_base) is int
-    (said,) = (note for note in job.notes if note.startswith("--use-checkpoint-args: "))
-    assert "num_layers 4, " in said
-    assert said.endswith(f"from {where}")
-    assert "rotary_percent" not in said, "it is what it would be anyway"
+    (reported,) = (note for note in job.notes if note.startswith("--use-checkpoint-args: "))
+    assert "num_layers 4, " in reported
+    assert reported.endswith(f"from {where}")
+    assert "rotary_percent" not in reported, "it is what it would be anyway"
 
 
 def test_the_check_shows_what_came_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,8 +143,8 @@ def test_a_flag_that_contradicts_is_said_with_both_values_and_which_counts(
     checkpoint(tmp_path, squared_relu=False)
     job, ns = job_of(tmp_path, words)
     assert getattr(ns, dest) == value
-    (said,) = (note for note in job.notes if " is given, but " in note)
-    assert re.search(sentence, said), said
+    (reported,) = (note for note in job.notes if " is given, but " in note)
+    assert re.search(sentence, reported), reported
 
 
 def test_equal_values_are_no_contradiction(tmp_path: Path) -> None:
@@ -158,10 +158,10 @@ def test_equal_values_are_no_contradiction(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["--num-layers 6", "--hidden-size 128", "--kv-channels=16", "--encoder-num-layers 6"])
 def test_another_size_is_refused(tmp_path: Path, words: str) -> None:
     where = checkpoint(tmp_path)
-    said = refusal(tmp_path, words)
+    reported = refusal(tmp_path, words)
     flag, value = words.replace("=", " ").replace("encoder-", "").split()
     saved = SAVED[flag.removeprefix("--").replace("-", "_")]
-    assert said == (
+    assert reported == (
         f"{flag} {value} is given, but with --use-checkpoint-args the model of {where} counts, which has {saved}; "
         f"leave {flag} out"
     )
@@ -217,9 +217,9 @@ def test_without_a_directory_or_without_args_it_is_refused(tmp_path: Path) -> No
 
 
 def test_a_directory_without_a_checkpoint_gives_nothing(tmp_path: Path) -> None:
-    said = refusal(tmp_path)
-    assert said.startswith("--num-layers is missing; ")
-    assert said.endswith(f" (--use-checkpoint-args found no checkpoint in --load {tmp_path})")
+    reported = refusal(tmp_path)
+    assert reported.startswith("--num-layers is missing; ")
+    assert reported.endswith(f" (--use-checkpoint-args found no checkpoint in --load {tmp_path})")
     assert "it has no checkpoint" in refusal(tmp_path, "--exit-on-missing-checkpoint")
     shape = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
     job, _ = job_of(tmp_path / "nowhere", shape + " --tokenizer-type NullTokenizer")
@@ -270,9 +270,9 @@ def test_args_that_no_flag_could_have_are_refused(tmp_path: Path, other: dict[st
 
 def test_a_rule_that_a_taken_value_breaks_says_where_it_came_from(tmp_path: Path) -> None:
     where = checkpoint(tmp_path)
-    said = refusal(tmp_path, "--pipeline-model-parallel-size 3")
-    assert said.startswith("4 layers cannot be divided by 3 = ")
-    assert said.endswith(f" (--use-checkpoint-args took --num-layers from {where})")
+    reported = refusal(tmp_path, "--pipeline-model-parallel-size 3")
+    assert reported.startswith("4 layers cannot be divided by 3 = ")
+    assert reported.endswith(f" (--use-checkpoint-args took --num-layers from {where})")
 
 
 class Evil:
@@ -345,10 +345,10 @@ def test_the_check_needs_no_checkpoint_that_another_machine_has(
     with pytest.raises(SystemExit) as left:
         parse_job(["--spare-check", *words])
     assert left.value.code == 0
-    said = capsys.readouterr().out
-    assert said.startswith("nothing is wrong with the flags that are here, and the model's are not: ")
-    assert f"  a checkpoint in {tmp_path / 'elsewhere'}, for --use-checkpoint-args (not here)\n" in said
-    assert "  --async-strategy: checkpoints are written by this framework's own writer" in said
+    reported = capsys.readouterr().out
+    assert reported.startswith("nothing is wrong with the flags that are here, and the model's are not: ")
+    assert f"  a checkpoint in {tmp_path / 'elsewhere'}, for --use-checkpoint-args (not here)\n" in reported
+    assert "  --async-strategy: checkpoints are written by this framework's own writer" in reported
     with pytest.raises(ConfigError, match="--num-layers is missing"):
         parse_job(words)
     words += ["--exit-on-missing-checkpoint"]

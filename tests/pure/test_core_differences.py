@@ -53,11 +53,13 @@ def test_a_core_whose_inside_is_another_is_one_sentence_that_names_version_and_m
         exec("from megatron.core.utils import no_such_name_ever", {})
     error = core_differences.explain_import(caught.value)
     assert error is not None
-    said = str(error)
-    assert "\n" not in said
+    reported = str(error)
+    assert "\n" not in reported
     for part in ("cannot import name 'no_such_name_ever'", "(megatron.core.utils)", ".".join(map(str, release()))):
-        assert part in said
-    assert said.endswith(f"install megatron-core {', '.join(TESTED_CORE_VERSIONS[:-1])} or {TESTED_CORE_VERSIONS[-1]}")
+        assert part in reported
+    assert reported.endswith(
+        f"install megatron-core {', '.join(TESTED_CORE_VERSIONS[:-1])} or {TESTED_CORE_VERSIONS[-1]}"
+    )
     assert core_differences.explain_import(ImportError("no", name="numpy")) is None
 
 
@@ -96,8 +98,8 @@ def test_a_core_that_hides_the_installed_one_is_named_with_its_folder(
 
     assert f"but import megatron.core finds 0.20.0rc0 in {checkout}; run the script from" in run().stderr
     numbers = zip(("MAJOR", "MINOR", "PATCH"), core_version().split("."), strict=True)
-    said = "".join(f"{name} = {value}\n" for name, value in numbers)
-    (checkout / "package_info.py").write_text(f'{said}PRE_RELEASE = ""\n')
+    reported = "".join(f"{name} = {value}\n" for name, value in numbers)
+    (checkout / "package_info.py").write_text(f'{reported}PRE_RELEASE = ""\n')
     assert run().returncode == 0
     (checkout / "package_info.py").unlink()
     assert run().returncode == 0

@@ -222,8 +222,8 @@ def test_a_weight_that_is_none_is_one_sentence(words: list[str], sentence: str) 
 def test_a_data_file_of_weight_0_is_left_out_and_the_job_says_so(tmp_path: Path) -> None:
     assert blend_of(["0", "a", "7", "b", "0.0", "c"], "--data-path") == (["b"], [7.0])
     _, args = job_of("--data-path 0 a 7 b 0.0 c", drop=("--mock-data",))
-    said = [note for note in args.spare_notes if "weight 0" in note]
-    assert said == [f"--data-path: {prefix} has the weight 0 and is left out" for prefix in "ac"]
+    reported = [note for note in args.spare_notes if "weight 0" in note]
+    assert reported == [f"--data-path: {prefix} has the weight 0 and is left out" for prefix in "ac"]
     assert blends(args)[0] == (["b"], [7.0])
     path = tmp_path / "split.json"
     path.write_text(json.dumps({"train": [0, "a", 1, "b"]}))

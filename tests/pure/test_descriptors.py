@@ -1,4 +1,4 @@
-"""Limits of file descriptors are raised, and a job that does not fit into them is told so."""
+"""Limits of file descriptors are raised, and a job that does not fit into them is notified."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """
 
 
-def _said(hard: int) -> list[str]:
+def _reported(hard: int) -> list[str]:
     code = CODE.format(hard=hard)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    assert _said(4500) == ["4500"]
+    assert _reported(4500) == ["4500"]
 
 
-def test_a_job_that_does_not_fit_is_told_what_it_needs() -> None:
-    sentence, limit = _said(1024)
+def test_a_job_that_does_not_fit_is_given_what_it_needs() -> None:
+    sentence, limit = _reported(1024)
     assert limit == "1024"
     assert sentence.startswith(
         "the coordinator of 1000 groups needs 4256 file descriptors, and the hard limit of this process is 1024; raise"
@@ -48,12 +48,12 @@ def test_running_out_is_said_as_that() -> None:
 
 
 def test_a_process_that_has_many_more_than_before_says_so_once(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
 
     async def main() -> None:
-        watching = asyncio.create_task(watch_descriptors("rank 1 of group 2", said.append, 0.02))
+        watching = asyncio.create_task(watch_descriptors("rank 1 of group 2", reported.append, 0.02))
         await asyncio.sleep(0.1)
-        assert said == []
+        assert reported == []
         files = [(tmp_path / "file").open("w") for _ in range(GROWN + 10)]
         await asyncio.sleep(0.2)
         for file in files:
@@ -61,6 +61,6 @@ def test_a_process_that_has_many_more_than_before_says_so_once(tmp_path: Path) -
         watching.cancel()
 
     asyncio.run(main())
-    (line,) = said
+    (line,) = reported
     assert line.startswith("WARNING: rank 1 of group 2 has ")
     assert f"{GROWN + 10} more than before" in line

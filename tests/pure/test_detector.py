@@ -22,7 +22,7 @@ class World:
         self.now_s = 100.0
         self.detector = Detector(TIMES, self.now_s)
         self.beats = {(g, m): Beat(m, 7, "vote", 0, 0, 4) for g in range(groups) for m in range(2)}
-        self.mute: set[tuple[int, int]] = set()
+        self.silent: set[tuple[int, int]] = set()
         self.still: set[tuple[int, int]] = set()
         self.hung: set[tuple[int, int]] = set()
         """Those that do not follow a new epoch either."""
@@ -64,10 +64,10 @@ class World:
             key, beat = (group, position), self.beats[group, position]
             if key not in self.still:
                 beat = self.beats[key] = replace(beat, counter=beat.counter + 1)
-            if key not in self.mute and (group, 0) not in self.mute:
-                self.ledgers[group].hear(position, beat, self.now_s)
+            if key not in self.silent and (group, 0) not in self.silent:
+                self.ledgers[group].receive(position, beat, self.now_s)
         for group, ledger in enumerate(self.ledgers):
-            if (group, 0) not in self.mute:
+            if (group, 0) not in self.silent:
                 self.detector.heartbeat(group, 0, ledger.heartbeat(self.now_s), self.now_s)
 
     def at(self, group: int, position: int, phase: str, pieces: int = 0, in_phase: int = 0, step: int = 7) -> None:
@@ -81,7 +81,7 @@ def test_nothing_is_found_while_all_speak() -> None:
 
 def test_a_silent_rank_is_found_at_the_timeout_and_named() -> None:
     world = World()
-    world.mute = {(1, 1)}
+    world.silent = {(1, 1)}
     [(after_s, one)] = world.run(30.0)
     assert 5.0 <= after_s <= 5.0 + 2 * world.detector.tick_s
     assert (one.loss.group, one.loss.incarnation, one.loss.position, one.loss.cause) == (1, 0, 1, "silent")
@@ -92,14 +92,14 @@ def test_a_silent_rank_is_found_at_the_timeout_and_named() -> None:
 def test_a_silent_leader_silences_its_group_once() -> None:
     world = World()
     world.run(10.0)
-    world.mute = {(2, 0)}
+    world.silent = {(2, 0)}
     [(_, one)] = world.run(60.0)
     assert (one.loss.group, one.loss.position, one.loss.cause) == (2, 0, "silent")
 
 
 def test_groups_that_fall_silent_together_are_found_together() -> None:
     world = World()
-    world.mute = {(0, 0), (2, 1)}
+    world.silent = {(0, 0), (2, 1)}
     found = world.run(30.0)
     assert [one.loss.group for _, one in found] == [0, 2]
     assert found[0][0] == found[1][0]
@@ -117,7 +117,7 @@ def test_what_is_due_within_a_tick_of_another_loss_is_found_with_it() -> None:
 
 def test_a_closed_connection_has_the_grace_time() -> None:
     world = World()
-    world.mute = {(1, 0)}
+    world.silent = {(1, 0)}
     world.detector.closed(1, 0, world.now_s)
     [(after_s, one)] = world.run(4.0)
     assert 1.0 <= after_s <= 1.0 + world.detector.tick_s
@@ -143,7 +143,7 @@ def test_a_rank_whose_connection_to_its_leader_closed() -> None:
     assert (one.loss.group, one.loss.position, one.loss.cause) == (1, 1, "closed")
 
 
-def test_an_old_incarnation_is_not_heard() -> None:
+def test_an_old_incarnation_is_not_received() -> None:
     world = World()
     world.detector.hello(1, 1, 2, world.now_s)
     world.detector.closed(1, 0, world.now_s)
@@ -156,14 +156,14 @@ def test_an_exit_counts_once() -> None:
     world = World()
     assert world.detector.lost(1, 0)
     assert not world.detector.lost(1, 0)
-    world.mute = {(1, 0), (1, 1)}
+    world.silent = {(1, 0), (1, 1)}
     assert world.run(60.0) == []
     world.detector.hello(1, 1, 2, world.now_s)
     assert not world.detector.lost(1, 0), "the exit of an older incarnation is old news"
     assert world.detector.lost(1, 1)
 
 
-def test_a_member_by_the_journal_must_say_hello() -> None:
+def test_a_member_by_the_journal_must_send_hello() -> None:
     detector = Detector(TIMES, 0.0)
     detector.expect(3, 2, 0.0)
     found = [one for tick in range(1, 100) for one in detector.tick(tick * detector.tick_s)]
@@ -181,7 +181,7 @@ def test_the_coordinators_own_stall_is_nobodys_silence() -> None:
 
 def test_a_stall_only_moves_the_deadline() -> None:
     world = World()
-    world.mute = {(1, 1)}
+    world.silent = {(1, 1)}
     assert world.run(4.0) == []
     world.now_s += 60.0
     [(after_s, one)] = world.run(10.0)
@@ -205,7 +205,7 @@ def test_the_rank_furthest_behind_is_blamed_when_it_stands_still() -> None:
 
 
 def test_nobody_is_lost_where_all_wait_for_each_other() -> None:
-    """Whose bucket count is lowest says nothing: behind one mute link everybody stands still in turn."""
+    """Whose bucket count is lowest says nothing: behind one silent link everybody stands still in turn."""
     world = World()
     for group in range(3):
         world.at(group, 1, "reduce", in_phase=2 if group == 2 else 3)
@@ -265,7 +265,7 @@ def test_a_group_that_was_spared_is_watched_as_before() -> None:
     world.epoch += 1
     assert len(world.run(30.0, MEMBERS)) == 1
     world.detector.spare(one.loss.group, world.now_s)
-    world.mute = {(1, 1)}
+    world.silent = {(1, 1)}
     [(_, silent)] = world.run(8.0, MEMBERS)
     assert (silent.loss.group, silent.loss.cause) == (1, "silent")
 
@@ -332,13 +332,13 @@ def test_a_silence_that_a_leader_tells_of_does_not_reach_back_over_the_coordinat
     late = Heartbeat(7, 4, 2, LastRank(1, 7, "vote", 1, 4, 61.0), LateRank(1, 61.0))
     world.detector.heartbeat(1, 0, late, world.now_s)
     assert world.detector.tick(world.now_s, Attempt(1, MEMBERS)) == []
-    assert world.run(30.0, MEMBERS) == [], "it is heard again"
+    assert world.run(30.0, MEMBERS) == [], "it is received again"
 
 
 def test_a_pause_does_not_save_a_rank_that_was_late_before() -> None:
     world = World()
     world.run(10.0)
-    world.mute = {(1, 1)}
+    world.silent = {(1, 1)}
     world.run(4.0)
     world.now_s += 60.0
     [(after_s, one)] = world.run(10.0)
@@ -349,12 +349,12 @@ def test_a_pause_does_not_save_a_rank_that_was_late_before() -> None:
 def test_a_leader_that_was_stopped_calls_nobody_silent() -> None:
     ledger = RankLedger(2, 0.5, 0.5, 0.0)
     for position in range(2):
-        ledger.hear(position, Beat(position, 7, "forward", 1, 0, 0), 0.0)
-    ledger.hear(0, Beat(0, 7, "forward", 2, 0, 0), 4.5)
+        ledger.receive(position, Beat(position, 7, "forward", 1, 0, 0), 0.0)
+    ledger.receive(0, Beat(0, 7, "forward", 2, 0, 0), 4.5)
     beat = ledger.heartbeat(4.5)
     assert beat.late is None
     assert beat.last == LastRank(1, 7, "forward", 1, 0, 1.0), "nor does it count as standing still"
-    ledger.hear(0, Beat(0, 7, "forward", 3, 0, 0), 5.0)
+    ledger.receive(0, Beat(0, 7, "forward", 3, 0, 0), 5.0)
     assert ledger.heartbeat(5.0).late == LateRank(1, 1.5), "from now on its silence counts"
     ledger.arrived(1, 5.25)
     assert ledger.heartbeat(5.5).late is None
@@ -364,7 +364,9 @@ def test_a_beat_does_not_grow_with_the_group() -> None:
     ledger = RankLedger(600, 0.5, 0.5, 0.0)
     for time_s in (0.0, 0.5, 1.0, 1.5):
         for position in range(600 if time_s == 0.0 else 20):
-            ledger.hear(position, Beat(position, 3, "reduce" if position % 2 else "backward", 1, position, 5), time_s)
+            ledger.receive(
+                position, Beat(position, 3, "reduce" if position % 2 else "backward", 1, position, 5), time_s
+            )
     beat = ledger.heartbeat(1.5)
     assert (beat.step, beat.pieces_done, beat.waiting) == (3, 5, 300)
     assert beat.last == LastRank(0, 3, "backward", 1, 5, 1.5)
@@ -381,13 +383,13 @@ def test_a_tick_looks_at_groups_only_when_something_can_be_due() -> None:
 
 
 def test_the_standing_of_a_group_is_that_of_its_last_rank() -> None:
-    """Group 1 computes, with one rank behind the other, and has not been heard for 2 s; group 9 is not watched."""
+    """Group 1 computes, with one rank behind the other, and has not been received for 2 s; group 9 is not watched."""
     world = World()
     world.at(1, 0, "backward", pieces=2)
     world.at(1, 1, "forward", pieces=1)
     world.still = {(1, 1)}
     world.run(10.0)
-    world.mute = {(1, 0)}
+    world.silent = {(1, 0)}
     world.run(2.0)
     found = world.detector.standings({0: 0, 1: 0, 2: 1, 9: 0}, world.now_s)
     assert sorted(found) == [0, 1], "another incarnation of group 2 is watched"
@@ -405,12 +407,12 @@ def test_ranks_that_waited_for_data_have_not_stood_still() -> None:
     waiting = [Beat(position, 7, "backward", 3, 1, 2) for position in range(2)]
     for now_s in range(1, 61):
         for beat in waiting:
-            ledger.hear(beat.position, beat, now_s / 2)
+            ledger.receive(beat.position, beat, now_s / 2)
     assert ledger.heartbeat(30.0).last == LastRank(0, 7, "backward", 3, 2, 29.5)
     ledger.excuse(30.0)
     assert ledger.heartbeat(30.0).last == LastRank(0, 7, "backward", 3, 2, 0.0)
-    ledger.hear(0, replace(waiting[0], counter=4), 30.5)
-    ledger.hear(1, waiting[1], 30.5)
+    ledger.receive(0, replace(waiting[0], counter=4), 30.5)
+    ledger.receive(1, waiting[1], 30.5)
     assert ledger.heartbeat(30.5).last == LastRank(1, 7, "backward", 3, 2, 0.5)
 
 
@@ -444,7 +446,7 @@ def test_of_members_that_hang_one_that_moves_is_enough() -> None:
 
 
 def test_who_hangs_at_the_end_is_waited_for_by_those_that_are_done() -> None:
-    """Nobody is in a phase of waiting any more; who has voted and said Applied waits for the others all the same."""
+    """Nobody is in a phase of waiting any more; who has voted and sent Applied waits for the others all the same."""
     world = World()
     for key in world.beats:
         world.at(*key, "apply", step=9)
@@ -454,7 +456,7 @@ def test_who_hangs_at_the_end_is_waited_for_by_those_that_are_done() -> None:
     assert (one.loss.group, one.loss.cause) == (1, "stalled")
 
 
-def test_a_joiner_that_hears_later_does_not_hide_the_donor_that_hangs() -> None:
+def test_a_joiner_that_receives_later_does_not_hide_the_donor_that_hangs() -> None:
     """The joiner is at the earlier step and moves, because its donor promises the state; the donor hangs."""
     world = World()
     for position in (0, 1):

@@ -29,7 +29,7 @@ from spare_megatron.protocol.messages import (
     SendCommit,
     Vote,
 )
-from spare_megatron.runtime.disk import SideFiles, patiently
+from spare_megatron.runtime.disk import SideFiles, with_retries
 from spare_megatron.runtime.failpoints import injected
 from spare_megatron.runtime.run_directory import RunDirectory, glance, write_json
 
@@ -121,7 +121,7 @@ def test_what_a_predecessor_may_not_have_synced_is_written_again(
     path = tmp_path / "lines"
     path.write_bytes(b"settled\nperhaps\ntor")
     pages = Pages(monkeypatch)
-    file = AppendedFile(path, "journal", durable=True, settled_bytes=len(b"settled\n"))
+    file = AppendedFile(path, "journal", durable=True, durable_bytes=len(b"settled\n"))
     file.append(b"new\n")
     file.sync()
     assert path.read_bytes() == b"settled\nperhaps\nnew\n"
@@ -133,9 +133,9 @@ def test_what_a_predecessor_may_not_have_synced_is_written_again(
 
 
 def test_a_side_file_is_said_once_and_written_when_the_disk_is_back(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     path = tmp_path / "status.json"
-    side = SideFiles(said.append)
+    side = SideFiles(reported.append)
 
     async def main() -> None:
         with injected("status.json.write=ENOSPC,for_s=0.2"):
@@ -147,17 +147,17 @@ def test_a_side_file_is_said_once_and_written_when_the_disk_is_back(tmp_path: Pa
 
     asyncio.run(main())
     assert json.loads(path.read_text()) == {"a": 2}, "the newest content"
-    assert len(said) == 2, said
-    assert said[0] == (
+    assert len(reported) == 2, reported
+    assert reported[0] == (
         "status.json cannot be written: ENOSPC (No space left on device); the job goes on, and it is written later"
     )
-    assert said[1].startswith("status.json is written again, after 0.")
+    assert reported[1].startswith("status.json is written again, after 0.")
 
 
 def test_the_end_waits_for_side_files_but_not_for_ever(tmp_path: Path) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     path = tmp_path / "summary.json"
-    side = SideFiles(said.append)
+    side = SideFiles(reported.append)
     with injected("summary.json.rename=EIO,for_s=0.3"):
         side.write(path.name, lambda: write_json(path, {}))
         assert side.settle(60.0)
@@ -165,22 +165,22 @@ def test_the_end_waits_for_side_files_but_not_for_ever(tmp_path: Path) -> None:
     with injected("summary.json.rename=EIO"):
         side.write(path.name, lambda: write_json(path, {}))
         assert not side.settle(0.2)
-    assert said[-1] == "summary.json: not written within 0.2 s, and now left as they are"
+    assert reported[-1] == "summary.json: not written within 0.2 s, and now left as they are"
 
 
 # -------------------------------------------------------------------------------------------------------- backlog
 
 
-class Told:
+class Reported:
     """A backlog, and what it said and did."""
 
     def __init__(self, limit_s: float = 60.0) -> None:
-        self.said: list[str] = []
+        self.reported: list[str] = []
         self.done: list[str] = []
         self.errors: list[Exception] = []
         self.resumed = 0
         self.broken = 0
-        self.backlog = Backlog(self.said.append, self.errors.append, self.resume, lambda: limit_s)
+        self.backlog = Backlog(self.reported.append, self.errors.append, self.resume, lambda: limit_s)
 
     def resume(self) -> None:
         self.resumed += 1
@@ -196,65 +196,65 @@ class Told:
 
 
 def test_work_waits_in_order_while_the_disk_fails() -> None:
-    told = Told()
+    reported = Reported()
 
     async def main() -> None:
-        told.backlog.do(told.work("a"))
-        told.broken = 3
+        reported.backlog.do(reported.work("a"))
+        reported.broken = 3
         for name in "bcd":
-            told.backlog.do(told.work(name))
-        assert told.backlog.waiting
-        assert told.done == ["a"]
-        while told.backlog.waiting:
+            reported.backlog.do(reported.work(name))
+        assert reported.backlog.waiting
+        assert reported.done == ["a"]
+        while reported.backlog.waiting:
             await asyncio.sleep(0.01)
-        told.backlog.do(told.work("e"))
+        reported.backlog.do(reported.work("e"))
 
     asyncio.run(main())
-    assert told.done == list("abcde")
-    assert (told.resumed, told.errors) == (1, [])
-    assert len(told.said) == 2, told.said
-    assert told.said[0].startswith("WARNING: journal.jsonl cannot be written: ENOSPC (No space left on device)")
-    assert "the disk is back after" in told.said[1]
+    assert reported.done == list("abcde")
+    assert (reported.resumed, reported.errors) == (1, [])
+    assert len(reported.reported) == 2, reported.reported
+    assert reported.reported[0].startswith("WARNING: journal.jsonl cannot be written: ENOSPC (No space left on device)")
+    assert "the disk is back after" in reported.reported[1]
 
 
 def test_what_a_work_leads_to_comes_before_what_waits() -> None:
-    told = Told()
+    reported = Reported()
 
     def first() -> None:
-        told.backlog.do(told.work("later"))
-        told.backlog.do_next([told.work("x"), told.work("y")])
+        reported.backlog.do(reported.work("later"))
+        reported.backlog.do_next([reported.work("x"), reported.work("y")])
 
-    told.backlog.do(first)
-    assert told.done == ["x", "y", "later"]
+    reported.backlog.do(first)
+    assert reported.done == ["x", "y", "later"]
 
 
 def test_a_disk_that_stays_away_is_the_end_and_nothing_more_is_done() -> None:
-    told = Told(limit_s=0.1)
-    told.broken = 1000
+    reported = Reported(limit_s=0.1)
+    reported.broken = 1000
 
     async def main() -> None:
-        told.backlog.do(told.work("a"))
-        while not told.errors:
+        reported.backlog.do(reported.work("a"))
+        while not reported.errors:
             await asyncio.sleep(0.01)
-        told.broken = 0
-        told.backlog.do(told.work("b"))
+        reported.broken = 0
+        reported.backlog.do(reported.work("b"))
 
     asyncio.run(main())
-    assert told.done == []
-    assert isinstance(told.errors[0], DiskFailedError)
+    assert reported.done == []
+    assert isinstance(reported.errors[0], DiskFailedError)
 
 
 def test_another_exception_is_the_owner_s_and_nothing_more_is_done() -> None:
-    told = Told()
+    reported = Reported()
 
     def bug() -> None:
         raise RuntimeError("another coordinator has taken over")
 
     with pytest.raises(RuntimeError, match="taken over"):
-        told.backlog.do(bug)
-    told.backlog.do(told.work("a"))
-    assert told.done == []
-    assert [str(error) for error in told.errors] == ["another coordinator has taken over"]
+        reported.backlog.do(bug)
+    reported.backlog.do(reported.work("a"))
+    assert reported.done == []
+    assert [str(error) for error in reported.errors] == ["another coordinator has taken over"]
 
 
 # ---------------------------------------------------------------------------------------------------- what is read
@@ -284,7 +284,7 @@ def test_the_start_waits_for_the_disk_and_not_for_a_user_s_error(tmp_path: Path)
     with pytest.raises(ConfigError, match="cannot read the job token"):
         RunDirectory(tmp_path / "nowhere").token()
     with injected("token.read=EIO"), pytest.raises(OSError, match="Input/output"):
-        patiently(lambda: run_dir._read_token(), 0.1)
+        with_retries(lambda: run_dir._read_token(), 0.1)
 
 
 def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
@@ -295,7 +295,7 @@ def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
         run_dir.notice("something happened")
         run_dir.report_error("rank", "a sentence")
     assert "something happened (not shown: " in capsys.readouterr().err
-    assert run_dir.told_errors() == []
+    assert run_dir.reported_errors() == []
 
 
 def test_printing_outlives_a_full_disk() -> None:
@@ -324,25 +324,25 @@ def test_printing_outlives_a_full_disk() -> None:
 
 @pytest.mark.parametrize("place", ["journal.write", "journal.written", "journal.sync", "journal.synced"])
 def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journal(tmp_path: Path, place: str) -> None:
-    """The append of a commit fails. A vote that is said again, or a Hello, must not be told of it; once the disk is
+    """The append of a commit fails. A vote that is repeated, or a Hello, must not be notified of it; once the disk is
     back all of it is decided, in order, and the journal replays."""
-    run_dir, said = RunDirectory(tmp_path), list[Action]()
+    run_dir, reported = RunDirectory(tmp_path), list[Action]()
 
     async def main() -> State:
-        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
-        coordinator._dispatcher.say = said.append  # type: ignore[method-assign]
+        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))
+        coordinator._dispatcher.announce = reported.append  # type: ignore[method-assign]
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
             coordinator._apply(Hello(group, 0, "f", 0))
         coordinator._apply(Vote(0, 0, ReductionResult(1, 1, True, (0,))))
-        said.clear()
+        reported.clear()
         before = coordinator._state
         with injected(f"{place}=EIO,for_s=0.2"):
             coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
             coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
             coordinator._apply(Hello(0, 0, "f", 0, held=(1, 1)))
             assert coordinator._state is before
-            assert said == []
+            assert reported == []
             while coordinator._backlog.waiting:
                 await asyncio.sleep(0.01)
         coordinator._journal.close()
@@ -350,18 +350,18 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
 
     state = asyncio.run(main())
     assert state.committed == (1, 1)
-    assert isinstance(said[0], SendCommit)
+    assert isinstance(reported[0], SendCommit)
     assert replay(run_dir.journal).records == 7
     assert replay(run_dir.journal).state.committed == (1, 1)
 
 
 def test_an_older_checkpoint_that_is_late_does_not_take_the_place_of_a_newer_one(tmp_path: Path) -> None:
-    """It counts and its writer is told so; the one to start again from is the newer one, also after a restart."""
-    run_dir, said = RunDirectory(tmp_path), list[Action]()
+    """It counts and its writer is notified; the one to start again from is the newer one, also after a restart."""
+    run_dir, reported = RunDirectory(tmp_path), list[Action]()
 
     async def main() -> None:
-        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, life=1))
-        coordinator._dispatcher.say = said.append  # type: ignore[method-assign]
+        coordinator = Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))
+        coordinator._dispatcher.announce = reported.append  # type: ignore[method-assign]
         coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
             coordinator._apply(Hello(group, 0, "f", 0))
@@ -372,8 +372,8 @@ def test_an_older_checkpoint_that_is_late_does_not_take_the_place_of_a_newer_one
                 coordinator._apply(Vote(group, 0, ReductionResult(step, 1, True, (group,))))
         coordinator._apply(Saved(0, 0, 1, "older"))
         coordinator._journal.close()
-        assert Coordinator(Options("127.0.0.1:0", run_dir, life=1))._accepted == "newer"
+        assert Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))._accepted == "newer"
 
     asyncio.run(main())
-    assert [action.directory for action in said if isinstance(action, AcceptSave)] == ["newer", "older"]
+    assert [action.directory for action in reported if isinstance(action, AcceptSave)] == ["newer", "older"]
     assert run_dir.accepted() == "newer"

@@ -1,4 +1,4 @@
-"""What a donor keeps of an offer at most, what it says beyond that, and that the coordinator says it once."""
+"""What a donor keeps of an offer at most, what it says beyond that, and that the coordinator reports it once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_bytes_of_results(result_bytes: int, most: int) -> None:
 def test_the_last_result_that_is_kept() -> None:
     assert [bool(verdict(n, 10 + n + 1)) for n in range(6)] == [False] * 4 + [True] * 2
     assert [bool(verdict(n, 10 + n + 1, 2 * MB)) for n in (12, 13, 14)] == [False, False, True]
-    assert [bool(verdict(n, 10 + n + 1, 10)) for n in (14, 15)] == [False, True], "parcels, with the state"
+    assert [bool(verdict(n, 10 + n + 1, 10)) for n in (14, 15)] == [False, True], "snapshot shards, with the state"
     assert [bool(verdict(n, 10 + n + 1, 10, state=False)) for n in (15, 16)] == [False, True]
 
 
@@ -55,7 +55,7 @@ def test_a_learner_that_can_keep_up_is_never_left(used: float, share: float, sta
     result_bytes, step_s = 1000, 1.0
     budget = OfferBudget(0, parts, int(state_results * result_bytes), 0.0)
     rate = result_bytes / (share * step_s)
-    # When the learner has each parcel, and asks for the next one; result n comes up at n.
+    # When the learner has each snapshot shard, and asks for the next one; result n comes up at n.
     had_s = [used + budget.state_bytes / rate]
     for number in itertools.count(1):
         if number > 60:

@@ -23,8 +23,8 @@ def _of(orders: Orders, group: int) -> Orders:
 class Session:
     """Orders that follow one another; the last ones stop the job."""
 
-    def __init__(self, group: int, later: list[Orders], said: list[str]) -> None:
-        self.orders, self._later, self._said = _of(ENDING, group), later, said
+    def __init__(self, group: int, later: list[Orders], reported: list[str]) -> None:
+        self.orders, self._later, self._reported = _of(ENDING, group), later, reported
 
     def progress(self, phase: str, step: int, pieces_done: int) -> None:
         pass
@@ -33,7 +33,7 @@ class Session:
         return True
 
     def applied(self, step: int, epoch: int) -> None:
-        self._said.append(f"holds in epoch {epoch}")
+        self._reported.append(f"holds in epoch {epoch}")
 
     def wait(self, version: int) -> Orders:
         self.orders = _of(self._later.pop(0), self.orders.view.group)
@@ -41,27 +41,27 @@ class Session:
 
 
 class Runner:
-    def __init__(self, said: list[str]) -> None:
-        self._said = said
+    def __init__(self, reported: list[str]) -> None:
+        self._reported = reported
 
     def inject(self, point: str, step: int, n: int) -> None:
         pass
 
     def vote_on_the_end(self, step: int, view: View) -> None:
-        self._said.append(f"digest in epoch {view.epoch}")
+        self._reported.append(f"digest in epoch {view.epoch}")
 
 
 class Saver:
     """Takes its copy, then waits for the coordinator's word with signs of life, as the real one."""
 
-    def __init__(self, said: list[str]) -> None:
-        self._said = said
+    def __init__(self, reported: list[str]) -> None:
+        self._reported = reported
 
     def due(self, step: int) -> bool:
         return False
 
     def save(self, step: int, epoch: int, ask: Any, *, since: int, final: bool = False) -> None:
-        self._said.append("copy")
+        self._reported.append("copy")
         ask.tick()
 
     def settle(self, tick: Callable[[], None]) -> None:
@@ -69,11 +69,11 @@ class Saver:
 
 
 def end(group: int, later: list[Orders]) -> list[str]:
-    said: list[str] = []
-    session: Any = Session(group, later, said)
-    runner: Any = Runner(said)
-    TrainingLoop(None, runner, session, Saver(said), 0, None, None)._end(COMMITTED)  # type: ignore[arg-type]
-    return said
+    reported: list[str] = []
+    session: Any = Session(group, later, reported)
+    runner: Any = Runner(reported)
+    TrainingLoop(None, runner, session, Saver(reported), 0, None, None)._end(COMMITTED)  # type: ignore[arg-type]
+    return reported
 
 
 STOPPED = replace(ENDING, version=9, stop=("finished", "all is done"))
@@ -85,5 +85,5 @@ def test_the_group_that_saves_copies_before_it_votes() -> None:
 
 def test_another_group_votes_at_once_and_copies_when_it_becomes_the_one() -> None:
     alone = replace(ENDING, version=2, view=replace(VIEW, epoch=2, live=((1, 0),)))
-    said = end(1, [alone, replace(STOPPED, view=replace(VIEW, epoch=2))])
-    assert said == ["digest in epoch 1", "holds in epoch 1", "copy", "digest in epoch 2", "holds in epoch 2"]
+    reported = end(1, [alone, replace(STOPPED, view=replace(VIEW, epoch=2))])
+    assert reported == ["digest in epoch 1", "holds in epoch 1", "copy", "digest in epoch 2", "holds in epoch 2"]

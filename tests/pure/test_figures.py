@@ -27,13 +27,13 @@ def _disagreements(claim: Claim, text: str) -> Iterator[str]:
     if len(found) != 1:
         yield f"{claim.page} has {len(found)} times, not once, the words: {claim.words}"
         return
-    for said, figure in zip(found[0].groups(), claim.figures, strict=True):
-        if said != shown(figure.value, said):
+    for reported, figure in zip(found[0].groups(), claim.figures, strict=True):
+        if reported != shown(figure.value, reported):
             where = " ".join(found[0].group().split())
-            yield f"{claim.page} says {said}, but {figure.value} is in {figure.source}: {where}"
+            yield f"{claim.page} says {reported}, but {figure.value} is in {figure.source}: {where}"
 
 
-def test_a_figure_that_differs_is_told_with_page_and_file() -> None:
+def test_a_figure_that_differs_is_notified_with_page_and_file() -> None:
     claim = next(claim for claim in CLAIMS if claim.words.startswith("A masked failure takes"))
     value = claim.figures[0].value
     assert list(_disagreements(claim, "A masked failure takes 9.99\ns from")) == [
@@ -123,7 +123,7 @@ EXEMPT: dict[str, tuple[tuple[str, str], ...]] = {
         ("docs/operating.md", "they are written every 2 s, or less often"),
         ("docs/operating.md", "takes long (8 s at most)"),
         ("docs/operating.md", "older than 10 s in a running job"),
-        ("docs/operating.md", "not been heard for more than 2 s"),
+        ("docs/operating.md", "not been received for more than 2 s"),
         ("docs/operating.md", "32 MiB each before compression"),
         ("docs/operating.md", "some 40 MiB that are not compressed yet"),
         ("docs/slurm.md", "`--spare-heartbeat-timeout-s`, 5 s)"),

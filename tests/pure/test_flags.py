@@ -92,7 +92,7 @@ def test_every_refused_flag_is_refused_by_its_reason() -> None:
         assert len(refusal.reason) > 10
 
 
-def test_all_refused_flags_are_told_at_once() -> None:
+def test_all_refused_flags_are_notified_at_once() -> None:
     with pytest.raises(ConfigError) as error:
         parser.parse(["--qk-clip", "--sft", "--num-layers", "4", "--log-max-attention-logit", "--sft"])
     first, second = str(error.value).splitlines()
@@ -188,9 +188,9 @@ def test_the_flex_dispatcher_is_alltoall_and_said() -> None:
     words = f"{SMALL} --num-experts 4 --disable-bias-linear --moe-token-dispatcher-type flex --moe-deepep-num-sms 20"
     job, namespace = parse_job([*words.split(), "--moe-flex-dispatcher-backend", "hybridep"])
     assert job.transformer["moe_token_dispatcher_type"] == "alltoall"
-    said = " ".join(namespace.spare_notes)
+    reported = " ".join(namespace.spare_notes)
     for flag in ("--moe-token-dispatcher-type flex", "--moe-deepep-num-sms", "--moe-flex-dispatcher-backend"):
-        assert flag in said
+        assert flag in reported
 
 
 def test_flags_without_effect_are_taken_with_their_values_and_said_once() -> None:
@@ -199,8 +199,8 @@ def test_flags_without_effect_are_taken_with_their_values_and_said_once() -> Non
     job, namespace = parse_job([*words, "--ddp-bucket-size", "7"])
     assert job.shape == job_of()[0].shape
     assert (namespace.overlap_param_gather, namespace.local_rank, namespace.ddp_bucket_size) == (True, 3, 7)
-    said = " ".join(job.notes)
-    assert all(name in said for name in words[len(SMALL.split()) :] if name.startswith("--"))
+    reported = " ".join(job.notes)
+    assert all(name in reported for name in words[len(SMALL.split()) :] if name.startswith("--"))
     assert len(job.notes) == len(set(job.notes))
     assert parse_job([*SMALL.split(), "--local-rank=3", "--num-workers", "1"])[0].data.num_workers == 1
     assert job_of()[0].notes == ()

@@ -162,13 +162,13 @@ def test_a_group_is_as_far_as_its_slowest_rank_and_says_each_thing_once() -> Non
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 4), st.booleans())))
 def test_a_tally_is_what_counting_all_ranks_each_time_gives(size: int, words: list[tuple[int, int, int, bool]]) -> None:
     tally, ranks = Tally(size), [(0, 0, False)] * size
-    told, newest = (0, 0, False), 0
+    reported, newest = (0, 0, False), 0
     for position, step, pieces, complete in words:
         ranks[position % size] = (step, pieces, complete)
         newest = max(newest, step)
         done = min(count if at == newest else 0 for at, count, _ in ranks)
         now = (newest, done, all(one[0] == newest and one[2] for one in ranks))
-        risen = now > told and now[1:] > (0, False)
-        told = max(now, told)
+        risen = now > reported and now[1:] > (0, False)
+        reported = max(now, reported)
         assert tally.add(position % size, step, pieces, complete) == (risen, risen and now[2])
         assert (tally.step, tally.done) == (newest, done)

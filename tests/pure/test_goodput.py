@@ -44,11 +44,11 @@ def test_whole_steps_are_those_since_the_last_that_missed_a_group() -> None:
     assert found.whole_steps_since(9, 4) == 0
 
 
-def test_the_calm_rate_is_from_step_to_step_and_leaves_out_what_lies_between() -> None:
+def test_the_failure_free_rate_is_from_step_to_step_and_leaves_out_what_lies_between() -> None:
     found = course((1, 1, 4), (2, 2, 4), (3, 3, 4), (10, 4, 4), (20.5, 5, 4), (21, 6, 4), (21.5, 7, 4))
-    assert found.calm_rate([(0.5, 3.5), (20, 22)]) == (4 / 3, 4 * 24 / 3)
+    assert found.failure_free_rate([(0.5, 3.5), (20, 22)]) == (4 / 3, 4 * 24 / 3)
     with pytest.raises(ValueError, match="no steps"):
-        found.calm_rate([(30, 40)])
+        found.failure_free_rate([(30, 40)])
 
 
 def test_the_median_is_of_what_is_known() -> None:

@@ -94,7 +94,7 @@ def test_no_hour_has_more_restarts_than_allowed(most: int, losses: list[tuple[in
         assert all(sum(at_s - WITHIN_S < other_s <= at_s for other_s in times) <= most for at_s in times)
 
 
-def test_the_incarnations_of_two_lives() -> None:
+def test_the_incarnations_of_two_job_attempts() -> None:
     drawn = Incarnations()
     assert drawn.first(3, -1) == 0
     assert [drawn.next(2, 0), drawn.next(2, 0), drawn.next(1, 7)] == [1, 2, 8]

@@ -16,7 +16,7 @@ FIRST = {
     "SLURM_NODEID": "1",
     "SLURM_LOCALID": "1",
 }
-"""Of a rank of the step that a life began with: four groups of two."""
+"""Of a rank of the step that a job attempt began with: four groups of two."""
 AGAIN = {
     **FIRST,
     "SPARE_GROUP": "2",

@@ -37,7 +37,7 @@ CALLS = st.builds(
     st.builds(Member, U32, U32),
     st.binary(min_size=CHALLENGE_BYTES, max_size=CHALLENGE_BYTES),
 )
-ME = Identity(Member(3, 1), position=7, life=2, token="secret")
+ME = Identity(Member(3, 1), position=7, job_attempt=2, token="secret")
 
 
 @given(CALLS)
@@ -52,10 +52,10 @@ def test_other_words_are_no_call(words: bytes) -> None:
     assert call is None or pack_call(call) == words
 
 
-def test_a_call_is_for_one_incarnation_at_one_position_of_one_life() -> None:
+def test_a_call_is_for_one_incarnation_at_one_position_of_one_job_attempt() -> None:
     call = Call(DATA, 2, 5, 1, 7, Member(2), Member(3, 1), challenge())
     assert is_for(call, ME)
-    for other in (replace(call, life=1), replace(call, position=6), replace(call, callee=Member(3, 0))):
+    for other in (replace(call, job_attempt=1), replace(call, position=6), replace(call, callee=Member(3, 0))):
         assert not is_for(other, ME)
 
 

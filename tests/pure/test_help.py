@@ -36,9 +36,9 @@ def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeyp
         with pytest.raises(SystemExit) as ended:
             MAINS[name](["--help"])
         assert ended.value.code == 0
-        said = capsys.readouterr().out
-        assert said.startswith("usage: ")
-        assert "--version" in said
+        reported = capsys.readouterr().out
+        assert reported.startswith("usage: ")
+        assert "--version" in reported
     with pytest.raises(SystemExit) as ended:
         MAINS[name](["--version"])
     assert ended.value.code == 0

@@ -16,8 +16,8 @@ from spare_megatron.collectives.buckets import BucketLayout, BufferPool, Header
 from spare_megatron.collectives.reduction import Bfloat16Reduction, PlainReduction
 from spare_megatron.kernels import host_memory
 from spare_megatron.kernels.host_memory import PinnedBlocks, copy_by_ring
-from spare_megatron.transfer import parcels
-from spare_megatron.transfer.transport import Parcel
+from spare_megatron.transfer import snapshot_shards
+from spare_megatron.transfer.transport import SnapshotShard
 
 CPU = torch.device("cpu")
 
@@ -187,7 +187,7 @@ def test_a_header_waits_for_its_own_stream_only(device: Device, monkeypatch: pyt
     assert header.read(3) is None
 
 
-def landed(incoming: parcels.ReceiveBuffer, outgoing: parcels.SendBuffer) -> Iterator[None]:
+def landed(incoming: snapshot_shards.ReceiveBuffer, outgoing: snapshot_shards.SendBuffer) -> Iterator[None]:
     """Each chunk of ``outgoing`` arrives."""
     while not incoming.done:
         checksum, data = outgoing.chunk(incoming.chunk)
@@ -200,12 +200,12 @@ def landed(incoming: parcels.ReceiveBuffer, outgoing: parcels.SendBuffer) -> Ite
 
 
 def test_a_learner_fills_one_chunk_while_the_last_one_goes_on(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "CHUNK_BYTES", 100)
+    monkeypatch.setattr(snapshot_shards, "CHUNK_BYTES", 100)
     tensors = {name: torch.randn(size) for name, size in (("a", 40), ("b", 1), ("c", 77))}
-    outgoing = parcels.SendBuffer(Parcel(tensors, {}), 0, 1)
-    monkeypatch.setattr(parcels, "in_memory", lambda _tensor: False)
+    outgoing = snapshot_shards.SendBuffer(SnapshotShard(tensors, {}), 0, 1)
+    monkeypatch.setattr(snapshot_shards, "in_memory", lambda _tensor: False)
     arrived = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-    incoming = parcels.ReceiveBuffer(arrived, 0, 1)
+    incoming = snapshot_shards.ReceiveBuffer(arrived, 0, 1)
     incoming._streams = [device]  # type: ignore[list-item]
     chunks = len(list(landed(incoming, outgoing)))
     assert chunks == 5

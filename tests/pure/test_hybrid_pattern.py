@@ -31,7 +31,7 @@ def newest_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "flags", "said"),
+    ("pattern", "flags", "reported"),
     [
         ("*-*-", "", "1 stage on each of 1 rank; layers of the stages: *-*-"),
         ("*-*E", f"{EXPERTS} {PP2}", "1 stage on each of 2 ranks; layers of the stages: *-, *E"),
@@ -43,9 +43,9 @@ def newest_core(monkeypatch: pytest.MonkeyPatch) -> None:
          "1 stage on each of 1 rank; layers of the stages: *-, and *- for each of 2 more predicted tokens"),
     ],
 )  # fmt: skip
-def test_what_each_rank_builds_is_said(pattern: str, flags: str, said: str) -> None:
+def test_what_each_rank_builds_is_said(pattern: str, flags: str, reported: str) -> None:
     job, namespace = hybrid(flags, pattern)
-    assert f"--hybrid-layer-pattern: {said}" in job.notes
+    assert f"--hybrid-layer-pattern: {reported}" in job.notes
     main, *more = pattern.split("/")
     assert namespace.num_layers == namespace.encoder_num_layers == len(main.replace("|", ""))
     assert (namespace.mtp_num_layers or 0) == len(more)
@@ -70,7 +70,7 @@ def test_older_names_mean_the_same() -> None:
     assert job.transformer["mtp_hybrid_override_pattern"] is None
 
 
-def test_numbers_that_differ_from_the_pattern_are_told() -> None:
+def test_numbers_that_differ_from_the_pattern_are_notified() -> None:
     job, namespace = hybrid("--num-layers 9 --mtp-num-layers 2 --position-embedding-type rope", "*-*-/*-")
     assert (namespace.num_layers, namespace.mtp_num_layers) == (4, 1)
     assert "--num-layers 9: the 4 layers of --hybrid-layer-pattern count, as in Megatron" in job.notes
@@ -78,7 +78,7 @@ def test_numbers_that_differ_from_the_pattern_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "flags", "said"),
+    ("pattern", "flags", "reported"),
     [
         ("*-x", "", "has 'x'; layers are M (Mamba), G (gated delta net), * (attention), + (multi-latent attention)"),
         ("|", "", "has no layers; give them as in '*-*-'"),
@@ -99,10 +99,10 @@ def test_numbers_that_differ_from_the_pattern_are_told() -> None:
         ("G-", "", "(G) of {} needs flash-linear-attention, which is not on this machine; pip install"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_sentence(pattern: str, flags: str, said: str) -> None:
+def test_what_does_not_fit_is_one_sentence(pattern: str, flags: str, reported: str) -> None:
     with pytest.raises(ConfigError) as error:
         hybrid(flags, pattern)
-    assert said.replace("{}", "--hybrid-layer-pattern") in str(error.value)
+    assert reported.replace("{}", "--hybrid-layer-pattern") in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -114,7 +114,7 @@ def test_flags_of_hybrid_models_need_the_layers(flag: str) -> None:
         parse_job([*SMALL.split(), *flag.split()])
 
 
-def test_an_older_core_is_told_which_one_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_core_is_notified_which_one_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core_versions, "installed", lambda: (0, 16))
     with pytest.raises(
         ConfigError, match=r"--hybrid-layer-pattern needs megatron-core 0\.19 or later, which is not on"

@@ -66,7 +66,7 @@ def test_one_that_does_not_exist_is_named_with_those_that_do(interface: str, sen
         own_address(interface, _nobody)
 
 
-def test_a_name_that_leads_nowhere_or_elsewhere_is_said_before_anybody_is_told_it(
+def test_a_name_that_leads_nowhere_or_elsewhere_is_said_before_anything_is_sent_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ranks would die of it one after the other, each with an error of its own."""
@@ -119,17 +119,17 @@ def test_who_drains_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drain.user() == "user 54321"
 
 
-def test_a_coordinator_that_does_not_answer_is_told_to_stop_in_another_way(
+def test_a_coordinator_that_does_not_answer_is_asked_to_stop_in_another_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its address may lead nowhere; the launcher then has nobody to ask, and the job would never end."""
     monkeypatch.setattr(coordinator_client, "ANSWER_S", 0.05)
 
     async def main() -> None:
-        over, told = False, asyncio.Event()
+        over, reported = False, asyncio.Event()
         client = coordinator_client.CoordinatorClient(RunDirectory(tmp_path), Security("token"), lambda: over)
-        client.request_stop("signal SIGTERM", told.set)
-        await asyncio.wait_for(told.wait(), 10.0)
+        client.request_stop("signal SIGTERM", reported.set)
+        await asyncio.wait_for(reported.wait(), 10.0)
         client.close()
 
     asyncio.run(main())

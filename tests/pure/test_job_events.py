@@ -25,7 +25,7 @@ class Telling(Player):
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: list[dict[str, object]] = []
+        self.reported: list[dict[str, object]] = []
         self.records = 0
 
     def tell(self, line: str) -> None:
@@ -36,28 +36,28 @@ class Telling(Player):
             self.state, decision = machine_step(before, event)
             self.records += 1
             record = Record(self.records, 0.25, decision.epoch, event, tuple(decision.actions), decision.reason)
-            self.told += values_of(record, before, self.state, Path("/runs/first"))
+            self.reported += values_of(record, before, self.state, Path("/runs/first"))
 
 
-def told(*commands: str) -> list[dict[str, object]]:
+def reported(*commands: str) -> list[dict[str, object]]:
     teller = Telling()
     for command in commands:
         teller.tell(command)
-    return teller.told
+    return teller.reported
 
 
 def brief(*commands: str) -> list[str]:
     """'kind step group.incarnation' of every event."""
     return [
         f"{one['event']} {one['step']}" + ("" if one["group"] is None else f" {one['group']}.{one['incarnation']}")
-        for one in told(*commands)
+        for one in reported(*commands)
     ]
 
 
 def test_all_fields_are_there_in_one_order() -> None:
-    [life, loss, patch] = told(*BEGUN, "lost 2")
-    assert [tuple(one) for one in (life, loss, patch)] == [FIELDS] * 3
-    assert life == {
+    [job_attempt, loss, patch] = reported(*BEGUN, "lost 2")
+    assert [tuple(one) for one in (job_attempt, loss, patch)] == [FIELDS] * 3
+    assert job_attempt == {
         "event": "life",
         "step": 1,
         "group": None,
@@ -70,7 +70,7 @@ def test_all_fields_are_there_in_one_order() -> None:
         "record": 1,
         "life": 1,
         "epoch": 0,
-        "reason": "life 1 of the job: 3 groups, 1 piece per shard, redundancy 2, steps 1 to 9",
+        "reason": "job attempt 1 of the job: 3 groups, 1 piece per shard, redundancy 2, steps 1 to 9",
         "live": [],
         "learners": [],
     }
@@ -90,7 +90,7 @@ def test_all_fields_are_there_in_one_order() -> None:
         (("lost 1", "hello 1 inc=1", "ready 1"), ["loss 1 1.0", "patch 1", "restart 1 1.1", "ready 1 1.1"]),
         (("lost 1", "hello 1 inc=1", "lost 1 inc=1"), ["loss 1 1.0", "patch 1", "restart 1 1.1", "loss 1 1.1"]),
         (("vote 0,1,2 no",), []),
-        (("lost 0,1", "life first=0"), ["loss 1 0.0", "loss 1 1.0", "wipe_out 0", "life 1"]),
+        (("lost 0,1", "attempt first=0"), ["loss 1 0.0", "loss 1 1.0", "wipe_out 0", "life 1"]),
     ],
 )
 def test_the_events_of_a_course(commands: tuple[str, ...], expected: list[str]) -> None:
@@ -103,21 +103,21 @@ def test_the_events_of_a_start_without_a_group() -> None:
 
 def test_a_return_and_a_save() -> None:
     caught_up = ("caught-up 1 step=1 weights=w1", "caught-up 1 step=2 weights=w2")
-    events = told(*LEARNS, "vote all weights=w1", *caught_up, "vote all weights=w2")
+    events = reported(*LEARNS, "vote all weights=w1", *caught_up, "vote all weights=w2")
     assert [one["event"] for one in events[:6]] == ["life", "loss", "patch", "restart", "ready", "return"]
     back = events[5]
     assert (back["group"], back["incarnation"], back["live"], back["learners"]) == (1, 1, [0, 1, 2], [])
-    saves = told(*BEGUN, "vote all weights=w0", "saved 0 step=1", "vote all weights=w1")[1:]
+    saves = reported(*BEGUN, "vote all weights=w0", "saved 0 step=1", "vote all weights=w1")[1:]
     assert [(one["event"], one["step"], one["group"]) for one in saves] == [("save", 1, 0)]
     assert saves[0]["checkpoint"]
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.txt")), ids=lambda path: path.stem)
 def test_every_scenario_has_sound_events(path: Path) -> None:
-    """Each loss is of one who was there, told once; an end is the last event of its life."""
+    """Each loss is of one who was there, reported once; an end is the last event of its job attempt."""
     commands = [line for line in path.read_text().splitlines() if line and line[0] not in " #"]
     there: set[tuple[object, object]] = set()
-    events = told(*commands)
+    events = reported(*commands)
     for n, one in enumerate(events):
         who = one["group"], one["incarnation"]
         assert (one["group"] is None) == (one["event"] in ("life", "patch", "wipe_out", "end"))

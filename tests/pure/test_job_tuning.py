@@ -98,16 +98,16 @@ def test_the_predicted_time_to_train_is_compared_with_the_pace() -> None:
     assert job.tuning.time_to_train() is None
     job.run(6)
     (_, choice) = job.tuned()
-    told = job.tuning.time_to_train()
-    assert told is not None
-    assert (told["steps"], told["without_failures_s"], told["steps_done"]) == (199_994, 199_994.0, 0)
-    assert told["predicted_s"] == round(199_994.0 * choice.choice["time_to_train_ratio"], 1)  # type: ignore[operator]
-    assert told["at_this_pace_s"] is None
+    reported = job.tuning.time_to_train()
+    assert reported is not None
+    assert (reported["steps"], reported["without_failures_s"], reported["steps_done"]) == (199_994, 199_994.0, 0)
+    assert reported["predicted_s"] == round(199_994.0 * choice.choice["time_to_train_ratio"], 1)  # type: ignore[operator]
+    assert reported["at_this_pace_s"] is None
     job.now_s += 5.0
     job.run(10)
-    told = job.tuning.time_to_train()
-    assert told is not None
-    assert (told["steps_done"], told["taken_s"], told["at_this_pace_s"]) == (10, 15.0, 299_991.0)
+    reported = job.tuning.time_to_train()
+    assert reported is not None
+    assert (reported["steps_done"], reported["taken_s"], reported["at_this_pace_s"]) == (10, 15.0, 299_991.0)
 
 
 def test_the_machine_orders_the_saves_of_the_interval() -> None:
@@ -119,7 +119,7 @@ def test_the_machine_orders_the_saves_of_the_interval() -> None:
     assert {after - before for before, after in itertools.pairwise(saved)} == {every}
 
 
-def test_a_save_of_which_nothing_is_heard_is_ordered_again() -> None:
+def test_a_save_of_which_nothing_is_received_is_ordered_again() -> None:
     job = Job()
     job.run(TRIAL_PATIENCE_STEPS + 12, saves=False)
     assert len(job.tuned()) == 2
@@ -182,7 +182,7 @@ def test_losses_change_the_interval_within_bounds_and_can_be_decided_again() -> 
         assert f"-> {update.save_interval} steps" in update.reason
 
 
-def test_a_planned_restart_ends_the_life_with_the_step_in_flight() -> None:
+def test_a_planned_restart_ends_the_job_attempt_with_the_step_in_flight() -> None:
     job = Job(Tuning(restart_after=2, can_restart=True))
     job.run(3)
     job.lose(1)

@@ -176,8 +176,8 @@ def decided_finally(lines: list[bytes], number: int) -> bool:
     return record["epoch"] != before or any(a.get("type") == "SendCommit" for a in record["actions"])
 
 
-def test_a_record_counts_only_when_the_office_is_confirmed_after_the_sync(tmp_path: Path) -> None:
-    """The sync may take longer than a lease. A look that fails is tried again; a lost office is the end."""
+def test_a_record_counts_only_when_the_lease_is_confirmed_after_the_sync(tmp_path: Path) -> None:
+    """The sync may take longer than a lease. A look that fails is tried again; a lost lease is the end."""
     path, calls, answers = tmp_path / "journal.jsonl", [0], {2: OSError(116, "Stale file handle")}
 
     def confirm() -> None:
@@ -199,9 +199,9 @@ def test_a_record_counts_only_when_the_office_is_confirmed_after_the_sync(tmp_pa
 
 
 @pytest.mark.parametrize("member", [True, False])
-def test_a_learner_is_told_only_what_is_final(member: bool) -> None:
-    """It drops its state when it is told that its offer has ended: were that lost with the journal's end, it could be
-    called as a holder later. A member that is told of its epoch again does nothing for good."""
+def test_a_learner_is_notified_only_what_is_final(member: bool) -> None:
+    """It drops its state when it is notified that its offer has ended: were that lost with the journal's end, it could
+    be called as a holder later. A member that is notified of its epoch again does nothing for good."""
     view = View(1, 1, 4, 2, ((0, 0), (1, 1)) if member else ((0, 0),), (6, 3), 7, (), ())
     again = Decision((SendView(view),), "again", 4)
     assert is_final(Hello(1, 0, "f", 6), again, 4) is not member

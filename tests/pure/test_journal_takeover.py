@@ -1,5 +1,5 @@
 """A journal of parts and snapshots under several coordinators: takeovers at any moment, and run directories with and
-without terms of office."""
+without terms."""
 
 from __future__ import annotations
 

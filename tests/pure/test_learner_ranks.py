@@ -1,4 +1,4 @@
-"""The ranks of a group that comes back stay together, whenever each of them hears of what happens to its offers."""
+"""The ranks of a group that comes back stay together, whenever each of them learns of what happens to its offers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from spare_megatron.protocol.member import Orders, first_orders, take_view
 from spare_megatron.protocol.view import Offer, View
-from spare_megatron.transfer.transport import FetchError, Parcel
+from spare_megatron.transfer.transport import FetchError, SnapshotShard
 from spare_megatron.worker.catch_up import CatchUp
 from spare_megatron.worker.group_rounds import alone
 from spare_megatron.worker.step import Joined
@@ -41,16 +41,16 @@ LEARNS = View(*BACK, 3, 1, ((0, 0), (2, 0)), (5, 2), 6, (), (), OFFER)
 
 class CalledWhileItGivesUp:
     """A session and a transport: the state of the offer comes, then no result can be had, and the orders that the
-    coordinator made before it heard so come after the rank has said it."""
+    coordinator made before it received so come after the rank has reported it."""
 
     spec = SPEC
 
     def __init__(self, then: View) -> None:
         self.orders, self.then = take_view(first_orders(*BACK), LEARNS, "", ("",))[0], then
-        self.said: list[Any] = []
+        self.reported: list[Any] = []
 
     def wait(self, version: int, timeout_s: float | None = None) -> Orders:
-        assert "void" in self.said, "nothing comes before"
+        assert "void" in self.reported, "nothing comes before"
         assert self.orders.view != self.then, "the rank waits for ever"
         self.orders = take_view(self.orders, self.then, "", ("",) * (self.then.offer is not None))[0]
         return self.orders
@@ -59,18 +59,18 @@ class CalledWhileItGivesUp:
         pass
 
     def ready(self) -> None:
-        self.said.append("ready")
+        self.reported.append("ready")
 
     def caught_up(self, number: int, step: int, digest: str) -> None:
-        self.said.append((number, step))
+        self.reported.append((number, step))
 
     def void(self, number: int, detail: str) -> None:
-        self.said.append("void")
+        self.reported.append("void")
 
-    def fetch(self, number: int, step: int, sources: Any, place: Any, over: Any) -> Parcel:
+    def fetch(self, number: int, step: int, sources: Any, place: Any, over: Any) -> SnapshotShard:
         if step > 5:
             raise FetchError("donor 0 does not answer")
-        return Parcel(place(Parcel({"state": torch.zeros(1)}, {})), {"step": step})
+        return SnapshotShard(place(SnapshotShard({"state": torch.zeros(1)}, {})), {"step": step})
 
 
 @pytest.mark.parametrize("offer", [None, OFFER], ids=["a holder at once", "a joiner that says again what it holds"])
@@ -82,5 +82,5 @@ def test_a_group_that_gave_its_offer_up_holds_the_state_that_it_has_said(offer: 
     engine: Any = RankEngine(alone)
     catch_up = CatchUp(engine, world, world, alone, torch.device("cpu"), 1.0, lambda point, step, n: None, cold=False)
     assert catch_up.learn() == Joined(5, 1)
-    assert world.said == ["ready", (1, 5), "void"]
+    assert world.reported == ["ready", (1, 5), "void"]
     assert engine.step == 5

@@ -20,66 +20,66 @@ MEMBER = replace(LEARNS, epoch=4, live=((0, 0), ME, (2, 0)), committed=(22, 3), 
 
 def reports(view: View = LEARNS, ready: bool = True) -> LearnerReports:
     made = LearnerReports(ME, 2)
-    made.told(view)
+    made.reported(view)
     if ready:
         for position in range(2):
-            made.hear(position, RankReady())
+            made.receive(position, RankReady())
     return made
 
 
 def test_the_group_is_ready_when_its_last_rank_is() -> None:
     one = reports(ready=False)
-    assert one.hear(1, RankReady()) is None
-    assert one.hear(0, RankReady()) == Ready(*ME)
+    assert one.receive(1, RankReady()) is None
+    assert one.receive(0, RankReady()) == Ready(*ME)
 
 
 def test_it_is_ready_again_with_each_view_without_an_offer() -> None:
-    """Also where an offer was made and has ended without a view that told of it."""
+    """Also where an offer was made and has ended without a view that reported of it."""
     one = reports()
-    assert one.told(replace(LEARNS, epoch=4)) == Ready(*ME)
-    assert one.told(OFFERED) is None
+    assert one.reported(replace(LEARNS, epoch=4)) == Ready(*ME)
+    assert one.reported(OFFERED) is None
     assert list(one.again()) == []
-    assert one.told(LEARNS) == Ready(*ME)
+    assert one.reported(LEARNS) == Ready(*ME)
     assert list(one.again()) == [Ready(*ME)]
 
 
 def test_a_member_is_not_ready() -> None:
     one = reports()
-    assert one.told(MEMBER) is None
+    assert one.reported(MEMBER) is None
     assert list(one.again()) == []
 
 
 def test_before_the_first_view_nobody_is_ready() -> None:
     one = LearnerReports(ME, 1)
-    assert one.hear(0, RankReady()) is None
-    assert one.told(LEARNS) == Ready(*ME)
+    assert one.receive(0, RankReady()) is None
+    assert one.reported(LEARNS) == Ready(*ME)
 
 
 def test_the_group_has_caught_up_when_its_last_rank_has() -> None:
     one = reports(OFFERED)
-    assert one.hear(0, RankCaughtUp(7, 20, "a")) is None
-    word = one.hear(1, RankCaughtUp(7, 20, "b"))
+    assert one.receive(0, RankCaughtUp(7, 20, "a")) is None
+    word = one.receive(1, RankCaughtUp(7, 20, "b"))
     assert isinstance(word, CaughtUp)
     assert (word.number, word.step) == (7, 20)
     assert word.weights_digest not in ("", "a", "b")
     assert list(one.again()) == [word]
-    assert one.told(LEARNS) == Ready(*ME)
+    assert one.reported(LEARNS) == Ready(*ME)
     assert list(one.again()) == [Ready(*ME)], "the offer has ended"
 
 
 def test_the_digest_of_one_rank_is_never_that_of_the_group() -> None:
     """Rank 0's word for step 20 was lost with its connection."""
     one = reports(OFFERED)
-    assert one.hear(1, RankCaughtUp(7, 20, "b")) is None
-    assert one.hear(0, RankCaughtUp(7, 21, "c")) is None
-    assert isinstance(one.hear(1, RankCaughtUp(7, 21, "d")), CaughtUp)
+    assert one.receive(1, RankCaughtUp(7, 20, "b")) is None
+    assert one.receive(0, RankCaughtUp(7, 21, "c")) is None
+    assert isinstance(one.receive(1, RankCaughtUp(7, 21, "d")), CaughtUp)
 
 
 def test_one_rank_without_its_part_is_enough() -> None:
     one = reports(OFFERED)
-    word = one.hear(1, RankVoid(7, "group 2 gave chunk 3 damaged"))
+    word = one.receive(1, RankVoid(7, "group 2 gave chunk 3 damaged"))
     assert word == Void(*ME, 7, "rank 1: group 2 gave chunk 3 damaged")
-    assert one.hear(0, RankVoid(7, "the same")) is None
+    assert one.receive(0, RankVoid(7, "the same")) is None
     assert list(one.again()) == [word]
 
 
@@ -87,8 +87,8 @@ def test_one_rank_without_its_part_is_enough() -> None:
 def test_a_donor_that_serves_no_more_says_so_while_the_offer_is_listed(still_listed: bool) -> None:
     serving = replace(MEMBER, serves=(replace(OFFER, learner=(2, 1), donors=(ME,)),))
     one = reports(serving, ready=False)
-    word = one.hear(0, RankWithdrawn(7, "it keeps too much"))
+    word = one.receive(0, RankWithdrawn(7, "it keeps too much"))
     assert word == Withdrawn(*ME, 7, "rank 0: it keeps too much")
-    assert one.hear(1, RankWithdrawn(7, "it too")) is None
-    one.told(serving if still_listed else MEMBER)
+    assert one.receive(1, RankWithdrawn(7, "it too")) is None
+    one.reported(serving if still_listed else MEMBER)
     assert list(one.again()) == ([word] if still_listed else [])

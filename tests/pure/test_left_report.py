@@ -51,17 +51,17 @@ def test_a_report_that_cannot_be_written_is_left_out(
 ) -> None:
     monkeypatch.setattr(html_report, "write_report", write)
     monkeypatch.setattr(report, "LEFT_S", 0.2 if write is too_long else 30.0)
-    run_dir, told, before = RunDirectory(tmp_path), list[str](), list(map(signal.getsignal, NUMBERS))
+    run_dir, reported, before = RunDirectory(tmp_path), list[str](), list(map(signal.getsignal, NUMBERS))
     run_dir.metrics.write_text("")
     run_dir.journal.write_text("")
-    report.leave_report(run_dir, told.append)
-    assert [why in one for one in told] == [True], told
+    report.leave_report(run_dir, reported.append)
+    assert [why in one for one in reported] == [True], reported
     assert list(map(signal.getsignal, NUMBERS)) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 def test_a_folder_that_cannot_be_looked_at_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "exists", fails)
-    told: list[str] = []
-    report.leave_report(RunDirectory(tmp_path), told.append)
-    assert ["Stale" in one for one in told] == [True]
+    reported: list[str] = []
+    report.leave_report(RunDirectory(tmp_path), reported.append)
+    assert ["Stale" in one for one in reported] == [True]

@@ -14,8 +14,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import place_of, world_hint
 from spare_megatron.launch import slurm_commands, slurm_job, slurm_lend
 from spare_megatron.launch.node_facts import gpus_here, not_here, paths_of
+from spare_megatron.launch.slurm_attempt import SlurmLaunch
 from spare_megatron.launch.slurm_job import SlurmJob
-from spare_megatron.launch.slurm_life import SlurmLaunch
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 ALLOCATION = Allocation("7", 2, 2, tasks_of_nodes=(1, 1))
@@ -39,12 +39,12 @@ def test_a_slurm_job_trains_or_lends(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_nothing_is_lent_to_a_job_that_is_over_or_is_none(tmp_path: Path) -> None:
-    for told, sentence in (
+    for reported, sentence in (
         (None, "no job runs in"),
         ({"outcome": "finished"}, r"is over \(finished\): nothing is lent"),
     ):
-        if told is not None:
-            write_json(RunDirectory(tmp_path).summary, told)
+        if reported is not None:
+            write_json(RunDirectory(tmp_path).summary, reported)
         with pytest.raises(ConfigError, match=sentence):
             asyncio.run(slurm_lend.lend_nodes(ALLOCATION, RunDirectory(tmp_path), (), "", print))
     with pytest.raises(ConfigError, match="is no run directory"):

@@ -43,27 +43,27 @@ OF_NO_TRAINING = {
 
 
 def test_nine_of_ten_configurations_that_train_pass_the_check(answers: dict[str, str]) -> None:
-    passed = Counter(name.partition("/")[0] for name, said in answers.items() if not said)
+    passed = Counter(name.partition("/")[0] for name, reported in answers.items() if not reported)
     everyone = Counter(name.partition("/")[0] for name in answers)
     assert {folder: (passed[folder], everyone[folder]) for folder in everyone} == TRAINED
     assert passed.total() >= SUPPORTED_MIN * len(answers)
 
 
-def test_every_other_one_is_told_all_that_is_in_its_way(answers: dict[str, str]) -> None:
-    told: dict[str, Counter[str]] = {words: Counter() for words in REFUSED}
-    for name, said in answers.items():
-        for line in said.splitlines():
+def test_every_other_one_is_given_all_that_is_in_its_way(answers: dict[str, str]) -> None:
+    reported: dict[str, Counter[str]] = {words: Counter() for words in REFUSED}
+    for name, reported in answers.items():
+        for line in reported.splitlines():
             (words,) = (words for words in REFUSED if words in line)
             assert " supported: " in line or " flag" in words, f"{name}: {line}"
-            told[words][name.partition("/")[0]] += 1
-    assert told == REFUSED
+            reported[words][name.partition("/")[0]] += 1
+    assert reported == REFUSED
 
 
 @pytest.mark.parametrize("kind", OF_NO_TRAINING)
-def test_what_does_not_train_is_told_so(kind: str) -> None:
-    for name, said in answers_of(kind).items():
-        assert OF_NO_TRAINING[kind] in said, f"{name}: {said}"
-        assert len(said.splitlines()) <= 11, f"{name}: {said}"
+def test_what_does_not_train_is_notified(kind: str) -> None:
+    for name, reported in answers_of(kind).items():
+        assert OF_NO_TRAINING[kind] in reported, f"{name}: {reported}"
+        assert len(reported.splitlines()) <= 11, f"{name}: {reported}"
 
 
 @pytest.mark.parametrize("script", json.loads((DATA / "megatron_examples.json").read_text())["scripts"])

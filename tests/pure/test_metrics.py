@@ -178,10 +178,10 @@ def test_a_coordinator_killed_while_it_prints_leaves_no_gap(
     assert re.findall(r" iteration +(\d+)/", capsys.readouterr().out) == ["2"]
 
 
-def test_the_summary_names_the_signal_that_came_while_the_life_ended_anyway(tmp_path: Path) -> None:
-    """A planned restart that Slurm interrupts must not be followed by another life at once."""
+def test_the_summary_names_the_signal_that_came_while_the_job_attempt_ended_anyway(tmp_path: Path) -> None:
+    """A planned restart that Slurm interrupts must not be followed by another job attempt at once."""
 
-    def signal_heard(*events: Event) -> str:
+    def signal_received(*events: Event) -> str:
         records, state = Records(RunDirectory(tmp_path)), initial_state()
         for number, event in enumerate(events, 1):
             before = state
@@ -192,11 +192,11 @@ def test_the_summary_names_the_signal_that_came_while_the_life_ended_anyway(tmp_
         return str(json.loads((tmp_path / "summary.json").read_text())["stop_signal"])
 
     begun = (Opened(SPEC, 1, 1), *(Hello(group, 0, "f", 0) for group in range(3)))
-    planned, told = StopRequested(f"{PLANNED}: 1 of 3 groups"), StopRequested("signal SIGTERM")
-    assert not signal_heard(*begun, planned)
-    assert signal_heard(*begun, planned, told) == "signal SIGTERM"
-    assert signal_heard(*begun, planned, told, Opened(SPEC, 1, 2)) == "signal SIGTERM"
-    assert not signal_heard(*begun, planned, told, Opened(SPEC, 2, 2))
+    planned, reported = StopRequested(f"{PLANNED}: 1 of 3 groups"), StopRequested("signal SIGTERM")
+    assert not signal_received(*begun, planned)
+    assert signal_received(*begun, planned, reported) == "signal SIGTERM"
+    assert signal_received(*begun, planned, reported, Opened(SPEC, 1, 2)) == "signal SIGTERM"
+    assert not signal_received(*begun, planned, reported, Opened(SPEC, 2, 2))
 
 
 def test_a_wipe_out_and_the_steps_it_loses() -> None:

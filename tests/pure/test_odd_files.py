@@ -18,16 +18,16 @@ from hypothesis import strategies as st
 
 from spare_megatron.cli import drain, report, status, timeline
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.control_plane.last_words import read_last_words
+from spare_megatron.control_plane.exit_report import read_exit_reports
 from spare_megatron.coordinator.journal import JournalError, verify
 from spare_megatron.coordinator.records import Records
-from spare_megatron.launch.life_report import live_groups, own_ends
+from spare_megatron.launch.attempt_report import live_groups, own_ends
 from spare_megatron.launch.node_agent import launcher_address
 from spare_megatron.monitor.page.exposition import exposition
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json, write_json
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 from tests.pure.written_job import Written
 
 TRIES = 60
@@ -61,7 +61,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory with all files."""
     path = tmp_path_factory.mktemp("odd") / "run"
     path.mkdir()
-    made = Written(path, ToldJob())
+    made = Written(path, ScriptedJob())
     for _ in range(4):
         made.job.step()
     made.go_on()
@@ -123,7 +123,7 @@ def launched(run_dir: RunDirectory) -> None:
     """What launchers and ranks read, for whom an odd file is one that is not there yet."""
     live_groups(run_dir)
     own_ends(run_dir, 1, ())
-    read_last_words(run_dir.errors)
+    read_exit_reports(run_dir.errors)
     run_dir.coordinator()
     run_dir.leader(0, 0)
     glance(run_dir.processes)
@@ -172,11 +172,11 @@ def read_by_all(run: Path, out: str) -> None:
         errors = io.StringIO()
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
             code = command(str(run), out)
-        said = errors.getvalue()
-        assert (code, said.count("\n")) in ((0, 0), (2, 1)), (name, code, said)
+        reported = errors.getvalue()
+        assert (code, reported.count("\n")) in ((0, 0), (2, 1)), (name, code, reported)
     for name, reader in READERS.items():
-        said = sentence_of(reader, run)
-        assert "\n" not in said, (name, said)
+        reported = sentence_of(reader, run)
+        assert "\n" not in reported, (name, reported)
 
 
 def changed(plain: Any, path: list[int], odd: Any) -> Any:
@@ -243,13 +243,13 @@ def test_odd_bytes(whole: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_that_is_gone(whole: Path, tmp_path: Path, name: str) -> None:
-    """Its steps have a life of which the journal knows nothing, where the journal is."""
+    """Its steps have a job attempt of which the journal knows nothing, where the journal is."""
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     (run / name).unlink()
     read_by_all(run, str(tmp_path))
 
 
-def test_steps_of_a_life_that_the_journal_does_not_have(whole: Path, tmp_path: Path) -> None:
+def test_steps_of_a_job_attempt_that_the_journal_does_not_have(whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines[-1]["life"] = 9

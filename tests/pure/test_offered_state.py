@@ -9,12 +9,12 @@ import torch
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.transfer.offered_state import Missing, OfferedState
-from spare_megatron.transfer.parcels import SendBuffer
 from spare_megatron.transfer.rate_limit import SLICE_BYTES_MAX, RateLimit
-from spare_megatron.transfer.transport import KeptParcels, Parcel
+from spare_megatron.transfer.snapshot_shards import SendBuffer
+from spare_megatron.transfer.transport import KeptSnapshotShards, SnapshotShard
 
 LEARNER, OTHER = Member(3, 1), Member(3, 0)
-PARCEL = Parcel({"a": torch.arange(100)}, {})
+SNAPSHOT_SHARD = SnapshotShard({"a": torch.arange(100)}, {})
 LATER, GONE = Missing.LATER, Missing.GONE
 
 
@@ -35,28 +35,28 @@ def kept(offered: OfferedState, number: int = 7) -> int:
 
 def test_what_is_kept_and_given_is_counted_in_bytes(offered: OfferedState) -> None:
     for step in (4, 5):
-        offered.put(7, step, PARCEL)
+        offered.put(7, step, SNAPSHOT_SHARD)
     offered.gave(7, 300)
     offered.gave(7, 84)
     offered.gave(8, 1)
-    assert offered.kept(7) == KeptParcels({4: 448, 5: 448}, 384), "a part begins at a multiple of 64 bytes"
+    assert offered.kept(7) == KeptSnapshotShards({4: 448, 5: 448}, 384), "a part begins at a multiple of 64 bytes"
     ask(offered, 5)
-    assert offered.kept(7) == KeptParcels({5: 448}, 384)
+    assert offered.kept(7) == KeptSnapshotShards({5: 448}, 384)
     offered.drop(7)
     offered.gave(7, 1)
-    assert offered.kept(7) == offered.kept(8) == KeptParcels({}, 0)
+    assert offered.kept(7) == offered.kept(8) == KeptSnapshotShards({}, 0)
 
 
-def test_an_offer_that_this_donor_was_not_told_of_comes_later(offered: OfferedState) -> None:
+def test_an_offer_that_this_donor_was_not_notified_of_comes_later(offered: OfferedState) -> None:
     assert ask(offered, 4, number=8) is LATER
-    offered.put(8, 4, PARCEL)
+    offered.put(8, 4, SNAPSHOT_SHARD)
     assert (ask(offered, 4, number=8), kept(offered, 8)) == (LATER, 0), "it was not open"
 
 
 def test_what_was_put_is_there_until_a_later_step_is_asked_for(offered: OfferedState) -> None:
     assert ask(offered, 4) is LATER
     for step in (4, 5, 6):
-        offered.put(7, step, PARCEL)
+        offered.put(7, step, SNAPSHOT_SHARD)
     assert kept(offered) == 3
     four = ask(offered, 4)
     assert isinstance(four, SendBuffer)
@@ -72,20 +72,20 @@ def test_what_was_put_is_there_until_a_later_step_is_asked_for(offered: OfferedS
 
 
 def test_a_step_before_the_first_is_gone(offered: OfferedState) -> None:
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     assert ask(offered, 3) is GONE
     assert isinstance(ask(offered, 4), SendBuffer)
 
 
 def test_steps_follow_each_other(offered: OfferedState) -> None:
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     with pytest.raises(AssertionError, match="step 6 of offer 7 was put after step 4"):
-        offered.put(7, 6, PARCEL)
+        offered.put(7, 6, SNAPSHOT_SHARD)
 
 
 def test_only_the_offers_learner_has_it(offered: OfferedState) -> None:
     """Nor does another free anything by asking."""
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     assert ask(offered, 4, who=OTHER) is GONE
     assert ask(offered, 9, who=OTHER) is GONE
     assert (kept(offered), isinstance(ask(offered, 4), SendBuffer)) == (1, True)
@@ -93,19 +93,19 @@ def test_only_the_offers_learner_has_it(offered: OfferedState) -> None:
 
 @pytest.mark.parametrize("number", [7, 8], ids=["open", "never open"])
 def test_a_dropped_offer_is_gone_for_good(offered: OfferedState, number: int) -> None:
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     outgoing = ask(offered, 4)
     offered.drop(number)
     assert isinstance(outgoing, SendBuffer)
     assert outgoing.freed is (number == 7)
     assert (ask(offered, 4, number), kept(offered, number)) == (GONE, 0)
     offered.open(number, LEARNER, 0, 2)
-    offered.put(number, 5, PARCEL)
+    offered.put(number, 5, SNAPSHOT_SHARD)
     assert (ask(offered, 5, number), kept(offered, number)) == (GONE, 0)
 
 
 def test_close_drops_all(offered: OfferedState) -> None:
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     outgoing = ask(offered, 4)
     offered.close()
     offered.open(8, LEARNER, 0, 1)
@@ -114,29 +114,29 @@ def test_close_drops_all(offered: OfferedState) -> None:
 
 
 @pytest.mark.parametrize("happens", ["put", "drop", "close"])
-def test_who_waits_hears_at_once(offered: OfferedState, happens: str) -> None:
-    heard: list[SendBuffer | Missing] = []
-    waiter = threading.Thread(target=lambda: heard.append(offered.ask(7, LEARNER, 4, 60.0)))
+def test_who_waits_receives_at_once(offered: OfferedState, happens: str) -> None:
+    received: list[SendBuffer | Missing] = []
+    waiter = threading.Thread(target=lambda: received.append(offered.ask(7, LEARNER, 4, 60.0)))
     waiter.start()
     if happens == "put":
-        offered.put(7, 4, PARCEL)
+        offered.put(7, 4, SNAPSHOT_SHARD)
     elif happens == "drop":
         offered.drop(7)
     else:
         offered.close()
     waiter.join(30.0)
-    assert isinstance(heard[0], SendBuffer) if happens == "put" else heard == [GONE]
+    assert isinstance(received[0], SendBuffer) if happens == "put" else received == [GONE]
 
 
 def test_an_offer_that_is_dropped_while_it_is_copied_keeps_nothing(
     offered: OfferedState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def copied(parcel: Parcel, part: int, parts: int) -> SendBuffer:
+    def copied(snapshot_shard: SnapshotShard, part: int, parts: int) -> SendBuffer:
         offered.drop(7)
-        return SendBuffer(parcel, part, parts)
+        return SendBuffer(snapshot_shard, part, parts)
 
     monkeypatch.setattr("spare_megatron.transfer.offered_state.SendBuffer", copied)
-    offered.put(7, 4, PARCEL)
+    offered.put(7, 4, SNAPSHOT_SHARD)
     assert (kept(offered), ask(offered, 4)) == (0, GONE)
 
 

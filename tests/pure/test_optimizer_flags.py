@@ -15,19 +15,19 @@ INNER = "--num-experts 2 --disable-bias-linear --expert-model-parallel-size 2 --
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> None:
+def reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages and versions that are missing here do not count."""
     monkeypatch.setattr(check, "check_machine", lambda _: None)
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("reported")
 def test_dist_muon_is_muon_and_older_flags_are_newer_ones() -> None:
     job, namespace = job_of("--optimizer dist_muon --muon-use-nesterov")
     assert (namespace.optimizer, namespace.muon_nesterov, namespace.muon_use_nesterov) == ("muon", True, False)
     assert "--optimizer dist_muon: each rank of a group updates all of its weights, as with muon" in job.notes
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("reported")
 def test_only_adams_kind_of_state_is_divided() -> None:
     for optimizer, divided in (("adam", True), ("ademamix", True), ("muon", False), ("lion", False), ("soap", False)):
         job, namespace = job_of(f"{INNER} --optimizer {optimizer}")
@@ -38,7 +38,7 @@ def test_only_adams_kind_of_state_is_divided() -> None:
         job_of(f"{INNER} --optimizer sgd")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("reported")
 def test_the_coefficients_that_megatron_core_gives_lion_are_said() -> None:
     assert not [note for note in job_of("--optimizer lion")[0].notes if "lion" in note]
     [note] = job_of("--optimizer lion --lion-beta1 0.9")[0].notes
@@ -84,7 +84,7 @@ def test_a_package_and_a_version_that_an_optimizer_needs_are_named() -> None:
     assert needs_of("--optimizer ademamix") == {}
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("reported")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

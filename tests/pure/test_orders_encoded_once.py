@@ -1,4 +1,4 @@
-"""What all groups are told alike is encoded once, on the wire nothing is different, and a view that waited never comes
+"""What all groups receive alike is encoded once, on the wire nothing is different, and a view that waited never comes
 after a newer one."""
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def dispatcher_of(streams: Streams) -> ActionDispatcher:
     addresses = RingAddresses()
     for group, incarnation in LIVE:
         addresses.learn(group, incarnation, [f"host:{group}"], [""])
-    return ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
+    return ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), job_attempt=1), addresses)
 
 
 def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
@@ -54,7 +54,7 @@ def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
     one = dispatcher_of(streams)
     other_epoch = replace(VIEWS[0], live=LIVE[:2])
     for view in (*VIEWS, other_epoch):
-        one.say(SendView(view))
+        one.announce(SendView(view))
         order = pb.Order.FromString(order_bytes(streams.orders[view.group]))
         assert order.WhichOneof("kind") == streams.orders[view.group].WhichOneof("kind") == "view"
         assert protobuf_codec.read(order.view, View) == view
@@ -62,14 +62,14 @@ def test_each_group_gets_its_own_view_with_the_shared_live_set() -> None:
 
 def test_all_groups_without_an_audit_get_the_same_encoded_commit() -> None:
     streams = Recorded()
-    dispatcher_of(streams).say(SendCommit((0, 1, 2), 7, 4, False, ((1, (5,)),)))
+    dispatcher_of(streams).announce(SendCommit((0, 1, 2), 7, 4, False, ((1, (5,)),)))
     assert streams.orders[0] is streams.orders[2]
     for group, audits in ((0, []), (1, [5])):
         order = pb.Order.FromString(order_bytes(streams.orders[group]))
         assert (order.commit.step, order.commit.epoch, list(order.commit.audits)) == (7, 4, audits)
 
 
-def told(streams: Recorded) -> list[tuple[int, ...]]:
+def reported(streams: Recorded) -> list[tuple[int, ...]]:
     """What the newest view says of each group's standing pieces."""
     orders = (pb.Order.FromString(order_bytes(order)) for order in streams.orders.values())
     return [protobuf_codec.read(order.view, View).standing for order in orders]
@@ -79,14 +79,14 @@ def test_a_delayed_view_does_not_come_after_a_newer_one_of_the_same_epoch() -> N
     async def play() -> None:
         streams = Recorded()
         one = dispatcher_of(streams)
-        one.say(SendView(VIEWS[0], delay_s=0.01))
-        assert told(streams) == []
-        one.say(SendView(replace(VIEWS[0], standing=(77,))))
+        one.announce(SendView(VIEWS[0], delay_s=0.01))
+        assert reported(streams) == []
+        one.announce(SendView(replace(VIEWS[0], standing=(77,))))
         await asyncio.sleep(0.05)
-        assert told(streams) == [(77,)]
-        one.say(SendView(VIEWS[0], delay_s=0.01))
+        assert reported(streams) == [(77,)]
+        one.announce(SendView(VIEWS[0], delay_s=0.01))
         await asyncio.sleep(0.05)
-        assert told(streams) == [VIEWS[0].standing]
+        assert reported(streams) == [VIEWS[0].standing]
 
     asyncio.run(play())
 
@@ -94,15 +94,15 @@ def test_a_delayed_view_does_not_come_after_a_newer_one_of_the_same_epoch() -> N
 def test_a_delayed_view_does_not_replace_a_newer_one_that_waits_for_addresses() -> None:
     async def play() -> None:
         streams, addresses = Recorded(), RingAddresses()
-        one = ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), life=1), addresses)
-        one.say(SendView(VIEWS[0], delay_s=0.01))
-        one.say(SendView(replace(VIEWS[0], standing=(77,))))
-        one.heard(1, 1)
+        one = ActionDispatcher(streams, 2, lambda: State(epoch=4, committed=(6, 3), job_attempt=1), addresses)
+        one.announce(SendView(VIEWS[0], delay_s=0.01))
+        one.announce(SendView(replace(VIEWS[0], standing=(77,))))
+        one.received(1, 1)
         await asyncio.sleep(0.05)
-        assert told(streams) == []
+        assert reported(streams) == []
         addresses.learn(1, 1, ["host:1"], [""])
-        one.heard(1, 1)
-        assert told(streams) == [(77,)]
+        one.received(1, 1)
+        assert reported(streams) == [(77,)]
 
     asyncio.run(play())
 

@@ -39,8 +39,8 @@ def test_a_slow_group_is_asked_when_another_runs_out() -> None:
     state, paces = running(), Paces()
     assert paces.runs_out(state, 1, (1, 1), 0.0) is None, "nothing is known"
     for group, begun, piece_s in ((0, 6, 1.0), (1, 6, 1.0), (2, 3, 2.0)):
-        paces.hear(group, 0, Pace(1, begun, 0.5, piece_s), 100.0)
-    paces.hear(1, 0, None, 100.0)
+        paces.receive(group, 0, Pace(1, begun, 0.5, piece_s), 100.0)
+    paces.receive(1, 0, None, 100.0)
     assert paces.runs_out(state, 1, (2, 1), 101.0) is None
     assert paces.runs_out(state, 1, (1, 2), 101.0) is None
     event = paces.runs_out(state, 1, (1, 1), 101.0)
@@ -48,7 +48,7 @@ def test_a_slow_group_is_asked_when_another_runs_out() -> None:
     after, decision = step(state, event)
     assert [(action.group, action.ask.pieces) for action in decision.actions] == [(2, 4)]
     assert paces.runs_out(after, 1, (1, 1), 101.1) is None, "it is asked already"
-    paces.hear(2, 0, Pace(1, 3, 5.0, 2.0), 102.0)
+    paces.receive(2, 0, Pace(1, 3, 5.0, 2.0), 102.0)
     stands = paces.runs_out(state, 1, (1, 1), 102.0)
     assert stands is not None
     assert stands.paces[2] == (2, 4, 5.0), "it has begun nothing for longer than two of its pieces take"
@@ -57,9 +57,9 @@ def test_a_slow_group_is_asked_when_another_runs_out() -> None:
 def test_even_groups_are_not_looked_at_again_at_once() -> None:
     state, paces = running(), Paces()
     for group in range(3):
-        paces.hear(group, 0, Pace(1, 4, 0.0, 1.0), 100.0)
+        paces.receive(group, 0, Pace(1, 4, 0.0, 1.0), 100.0)
     assert paces.runs_out(state, 1, (1, 1), 100.0) is None
-    paces.hear(2, 0, Pace(1, 1, 0.0, 4.0), 100.1)
+    paces.receive(2, 0, Pace(1, 1, 0.0, 4.0), 100.1)
     assert paces.runs_out(state, 1, (1, 1), 100.2) is None, "within half a piece"
     assert paces.runs_out(state, 1, (1, 1), 100.6) is not None
 
@@ -67,7 +67,7 @@ def test_even_groups_are_not_looked_at_again_at_once() -> None:
 def test_another_incarnation_is_not_known() -> None:
     state, paces = running(), Paces()
     for group in range(3):
-        paces.hear(group, int(group == 1), Pace(1, 4, 0.0, 1.0 + 7 * (group == 2)), 100.0)
+        paces.receive(group, int(group == 1), Pace(1, 4, 0.0, 1.0 + 7 * (group == 2)), 100.0)
     assert paces.runs_out(state, 1, (1, 1), 100.0) is None
 
 
@@ -76,7 +76,7 @@ def test_a_group_that_has_just_come_and_has_nothing_to_do_is_taken_for_the_media
     joined, paces = replace(lost, live={**lost.live, 2: 1}), Paces()
     holds = replace(joined, holders=joined.holders | {2})
     for group in range(2):
-        paces.hear(group, 0, Pace(1, 0, 0.0, 1.0), 100.0)
+        paces.receive(group, 0, Pace(1, 0, 0.0, 1.0), 100.0)
     assert paces.holds(holds, 2, 100.0) is None, "it has not run out of tickets"
     assert paces.runs_out(joined, 2, (1, 2), 100.0) is None, "who does not hold the state takes no pieces"
     event = paces.holds(holds, 2, 100.0)
@@ -88,6 +88,6 @@ def test_a_group_that_has_just_come_and_has_nothing_to_do_is_taken_for_the_media
 
 def test_a_group_of_unknown_pace_that_has_pieces_is_not_guessed_at() -> None:
     state, paces = running(), Paces()
-    paces.hear(0, 0, Pace(1, 8, 0.0, 1.0), 100.0)
-    paces.hear(1, 0, Pace(1, 0, 0.0, 4.0), 100.0)
+    paces.receive(0, 0, Pace(1, 8, 0.0, 1.0), 100.0)
+    paces.receive(1, 0, Pace(1, 0, 0.0, 4.0), 100.0)
     assert paces.runs_out(state, 0, (1, 1), 100.0) is None

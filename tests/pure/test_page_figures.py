@@ -15,7 +15,7 @@ from spare_megatron.monitor.page.exposition import COUNTERS, GAUGES, exposition
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.wall_time import PARTS
 from spare_megatron.protocol.messages import Saved, Tuned
-from tests.pure.told_job import CALM_S, SPEC, ToldJob
+from tests.pure.scripted_job import FAILURE_FREE_S, SPEC, ScriptedJob
 from tests.pure.written_job import Written
 
 GRAFANA = Path(__file__).resolve().parents[2] / "scripts" / "grafana"
@@ -36,9 +36,9 @@ def samples(*runs: FollowedRun) -> Samples:
 
 
 @pytest.fixture
-def job() -> ToldJob:
+def job() -> ScriptedJob:
     """A job that saves every two steps; the second of five steps loses a group."""
-    job = ToldJob(replace(SPEC, save_every=2))
+    job = ScriptedJob(replace(SPEC, save_every=2))
     job.step()
     job.lose(1)
     job.step()
@@ -49,7 +49,7 @@ def job() -> ToldJob:
 
 
 @pytest.fixture
-def run(tmp_path: Path, job: ToldJob) -> FollowedRun:
+def run(tmp_path: Path, job: ScriptedJob) -> FollowedRun:
     written = Written(tmp_path, job)
     written.go_on()
     written.status()
@@ -61,7 +61,7 @@ def run(tmp_path: Path, job: ToldJob) -> FollowedRun:
     return run
 
 
-def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ToldJob) -> None:
+def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ScriptedJob) -> None:
     found = samples(run)
 
     def value(name: str, **labels: str) -> float:
@@ -69,7 +69,7 @@ def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ToldJob) -> None
 
     assert value("step") == value("steps_total") == 5
     assert value("last_step") == SPEC.last_step
-    assert value("step_seconds") == pytest.approx(CALM_S)
+    assert value("step_seconds") == pytest.approx(FAILURE_FREE_S)
     assert value("last_progress_timestamp_seconds") == job.now_s
     assert value("loss") == 2.0
     assert value("running") == value("readable") == value("lives") == value("saves_total") == 1
@@ -89,7 +89,7 @@ def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ToldJob) -> None
     assert plain == {*GAUGES, *(f"{name}_total" for name in COUNTERS)}
 
 
-def test_a_job_that_has_ended_does_not_run(tmp_path: Path, job: ToldJob) -> None:
+def test_a_job_that_has_ended_does_not_run(tmp_path: Path, job: ScriptedJob) -> None:
     job.leave(1.0)
     written = Written(tmp_path, job)
     written.go_on()
@@ -98,7 +98,7 @@ def test_a_job_that_has_ended_does_not_run(tmp_path: Path, job: ToldJob) -> None
     assert samples(run)["running", (("run", "a"),)] == 0
 
 
-def test_the_tuner_changes_the_interval(tmp_path: Path, job: ToldJob) -> None:
+def test_the_tuner_changes_the_interval(tmp_path: Path, job: ScriptedJob) -> None:
     job.tell(Tuned("slower saves", save_interval=7))
     written = Written(tmp_path, job)
     written.go_on()
@@ -107,9 +107,9 @@ def test_the_tuner_changes_the_interval(tmp_path: Path, job: ToldJob) -> None:
     assert samples(run)["save_interval_steps", (("run", "a"),)] == 7
 
 
-def test_runs_are_told_apart_and_one_that_cannot_be_read_is_known(run: FollowedRun, tmp_path: Path) -> None:
+def test_runs_are_distinguished_and_one_that_cannot_be_read_is_known(run: FollowedRun, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    other = Written(tmp_path / "other", ToldJob())
+    other = Written(tmp_path / "other", ScriptedJob())
     other.job.step()
     other.go_on()
     second = FollowedRun(1, 'b "quoted"', other.dir)

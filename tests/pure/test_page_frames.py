@@ -1,4 +1,4 @@
-"""What the page is sent: frames of a told job, and changes that lead from one to another."""
+"""What the page is sent: frames of a scripted job, and changes that lead from one to another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spare_megatron.monitor.page.run_drawing import RunDrawing
 from spare_megatron.monitor.page.step_points import StepPoints
 from spare_megatron.protocol.messages import Hello
 from spare_megatron.runtime.run_directory import RunDirectory
-from tests.pure.told_job import SPEC, ToldJob
+from tests.pure.scripted_job import SPEC, ScriptedJob
 from tests.pure.written_job import Written
 
 
@@ -31,9 +31,9 @@ def applied(shown: Frame, news: dict[str, Any]) -> Frame:
     for group, cell in news.get("cells", {}).items():
         cells[int(group)] = cell
     lists = {
-        name: tuple(getattr(shown, name)[: news[name]["from"]]) + tuple(news[name]["list"])
-        for name in ("told", "points")
-        if name in news
+        name: tuple(getattr(shown, name)[: news[key]["from"]]) + tuple(news[key]["list"])
+        for name, key in (("published", "told"), ("points", "points"))
+        if key in news
     }
     return replace(shown, cells=tuple(cells), **{n: news[n] for n in ("head", "parts") if n in news}, **lists)
 
@@ -63,8 +63,8 @@ def test_changes_lead_from_one_frame_to_the_next(frames: list[Frame]) -> None:
     assert changes(shown, frames[-1]) == {}
 
 
-def test_a_frame_shows_the_life_of_groups() -> None:
-    job, drawing = ToldJob(), RunDrawing()
+def test_a_frame_shows_the_states_of_groups() -> None:
+    job, drawing = ScriptedJob(), RunDrawing()
 
     def states(status: dict[str, Any] | None = None) -> list[str]:
         picture = job.picture()
@@ -75,7 +75,7 @@ def test_a_frame_shows_the_life_of_groups() -> None:
     assert states() == ["live"] * 4
     job.lose(1)
     assert states() == ["patching", "dead", "live", "live"]
-    job.tell(Hello(1, 1, "f", 0, birth="1-1"))
+    job.tell(Hello(1, 1, "f", 0, process_nonce="1-1"))
     learning = {"learners": {"1": 1}, "learning": {"1": "its processes start"}, "time_unix_s": job.now_s}
     learning |= {"phase": "running", "hosts_least": 1, "saved_step": -1, "outcome": ""}
     assert states(learning) == ["patching", "learning", "live", "live"]
@@ -84,15 +84,15 @@ def test_a_frame_shows_the_life_of_groups() -> None:
 
 
 def test_events_have_the_reason_and_the_cost_of_a_failure() -> None:
-    job, drawing = ToldJob(), RunDrawing()
+    job, drawing = ScriptedJob(), RunDrawing()
     job.step()
     job.now_s += 1.0
     job.lose(1)
     job.step()
     job.step()
     frame = drawing.frame(job.picture(), job.now_s)
-    assert [one["kind"] for one in frame.told] == ["life", "failure"]
-    failure = frame.told[-1]
+    assert [one["kind"] for one in frame.reported] == ["life", "failure"]
+    failure = frame.reported[-1]
     assert failure["text"] == "group 1 exited"
     assert "epoch 2 with 3 of 4 groups" in failure["why"]
     assert failure["cost"]
@@ -103,7 +103,7 @@ def test_events_have_the_reason_and_the_cost_of_a_failure() -> None:
 
 
 def test_before_the_first_group_there_is_a_frame_too() -> None:
-    job = ToldJob()
+    job = ScriptedJob()
     job.transitions = []
     assert RunDrawing().frame(job.picture(), 0.0).head["lines"] == ("no group has come yet",)
 
@@ -124,7 +124,7 @@ def test_points_stay_few_and_keep_extremes(monkeypatch: Any) -> None:
 
 
 def test_a_run_that_cannot_be_read_any_more_says_so(tmp_path: Path) -> None:
-    written = Written(tmp_path, ToldJob())
+    written = Written(tmp_path, ScriptedJob())
     written.job.step()
     written.go_on()
     run = FollowedRun(0, "run", written.dir)
@@ -151,7 +151,7 @@ def test_names_of_runs_differ() -> None:
     assert names_of(runs) == ["a/first", "b/first", "second (3)", "second (4)"]
 
 
-def test_a_slow_reader_gets_everything_anew_instead_of_all_that_was_told() -> None:
+def test_a_slow_reader_gets_everything_anew_instead_of_all_that_was_notified() -> None:
     streams = EventStreams(lambda: ["whole"])
     with streams.stream() as stream:
         for number in range(WAITING_MAX + 1):

@@ -21,7 +21,7 @@ from spare_megatron.monitor.page.log_files import END_BYTES, end_of, group_logs,
 from spare_megatron.monitor.page.page_door import listen_address, read_token
 from spare_megatron.monitor.page.page_server import PageServer, opened, page_text
 from spare_megatron.runtime.run_directory import write_json
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 from tests.pure.written_job import Written
 
 TOKEN = "a secret of a page"
@@ -31,7 +31,7 @@ TOKEN = "a secret of a page"
 def written(tmp_path: Path) -> Written:
     """A run directory with logs, links and things that are no logs."""
     (tmp_path / "run").mkdir()
-    made = Written(tmp_path / "run", ToldJob())
+    made = Written(tmp_path / "run", ScriptedJob())
     made.job.step()
     made.go_on()
     run_dir, outside = made.dir, tmp_path / "outside.log"
@@ -42,7 +42,7 @@ def written(tmp_path: Path) -> Written:
     for position in (0, 1, 10):
         run_dir.log_of(3, position).write_text(f"rank {position}\n")
     run_dir.log_of(3, 0, 2).write_text("again\n")
-    run_dir.coordinator_log.write_text("spare: life 1\n")
+    run_dir.coordinator_log.write_text("spare: job attempt 1\n")
     (folder / "rank-2.log").symlink_to(outside)
     (folder / "rank-4.log").symlink_to("rank-4.log")
     (folder / "rank-5.log").mkdir()
@@ -100,7 +100,7 @@ def test_a_group_and_its_logs(written: Written) -> None:
         assert (status, [rank["pid"] for rank in facts["ranks"]], facts["job_logs"]) == (200, [12], ["coordinator.log"])
         logs = url / "runs/0/logs"
         assert await answer(session, logs % {"group": "3", "name": "rank-7.log"}) == (200, "under Slurm\n")
-        assert await answer(session, logs % {"name": "coordinator.log"}) == (200, "spare: life 1\n")
+        assert await answer(session, logs % {"name": "coordinator.log"}) == (200, "spare: job attempt 1\n")
         assert facts["logs"] == list(group_logs(written.dir, 3))
 
     asked(written, ask)
@@ -226,12 +226,12 @@ def test_a_port_in_use_is_one_sentence_with_a_free_one(written: Written, capsys:
         taken.listen()
         port = taken.getsockname()[1]
         assert page.main([str(written.dir.path), "--listen", f"127.0.0.1:{port}"]) == ExitCode.BAD_INPUT
-    said = capsys.readouterr()
+    reported = capsys.readouterr()
     words = re.escape(f"spare-page: --listen 127.0.0.1:{port} is in use by another process; 127.0.0.1:")
-    found = re.fullmatch(words + r"(\d+) is free\n", said.err)
-    assert found, said.err
+    found = re.fullmatch(words + r"(\d+) is free\n", reported.err)
+    assert found, reported.err
     assert port < int(found[1]) <= port + 100
-    assert said.out == ""
+    assert reported.out == ""
 
 
 def test_a_directory_of_no_job_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

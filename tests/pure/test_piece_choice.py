@@ -19,12 +19,12 @@ def chosen(extra: str) -> tuple[int, list[str]]:
 
 
 def test_small_shards_keep_single_microbatches_and_large_ones_do_not() -> None:
-    size, said = chosen("--global-batch-size 32")
+    size, reported = chosen("--global-batch-size 32")
     assert size == 1
-    assert "2 would save" in said[0]
-    size, said = chosen("--global-batch-size 16384")
+    assert "2 would save" in reported[0]
+    size, reported = chosen("--global-batch-size 16384")
     assert size == 2
-    assert "pieces of 2 of the 4096 microbatches of a shard" in said[0]
+    assert "pieces of 2 of the 4096 microbatches of a shard" in reported[0]
 
 
 @pytest.mark.parametrize("mode", ["exact32", "fp32", "bf16"])
@@ -47,6 +47,6 @@ def test_the_kind_of_gpu_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "0000:01:00.0" / "information").write_text(f"Model: \t\t {NAME}\nIRQ:   \t 11\n")
     monkeypatch.setattr(piece_choice, "DRIVER", tmp_path)
     assert piece_choice.gpu_name() == NAME
-    size, said = chosen("--global-batch-size 256 --train-iters 1000")
+    size, reported = chosen("--global-batch-size 256 --train-iters 1000")
     assert size == 1, "single microbatches cost no more than fp32 sums there"
-    assert "a step takes" in said[0]
+    assert "a step takes" in reported[0]

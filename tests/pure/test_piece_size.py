@@ -46,9 +46,9 @@ def test_what_fits_divides_every_shard_and_all_else_is_refused(shards: list[int]
     if size in fit:
         check(size, shards)
         return
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as reported:
         check(size, shards)
-    near = str(told.value).partition("use ")[2].partition(" (")[0]
+    near = str(reported.value).partition("use ")[2].partition(" (")[0]
     assert [int(word) for word in near.split(" or ")] == [
         *[c for c in fit if c < size][-1:],
         *[c for c in fit if c > size][:1],
@@ -69,11 +69,11 @@ def test_what_fits_divides_every_shard_and_all_else_is_refused(shards: list[int]
         (2, [7], "2 does not divide the 7 microbatches of a shard; use 1 or 7"),
     ],
 )
-def test_a_size_that_does_not_fit_is_told_in_a_sentence(size: int, shards: list[int], words: str) -> None:
-    with pytest.raises(ConfigError) as told:
+def test_a_size_that_does_not_fit_is_reported_in_a_sentence(size: int, shards: list[int], words: str) -> None:
+    with pytest.raises(ConfigError) as reported:
         check(size, shards)
-    assert words in str(told.value)
-    assert "\n" not in str(told.value)
+    assert words in str(reported.value)
+    assert "\n" not in str(reported.value)
 
 
 @given(st.integers(1, 96), st.floats(0, 0.5), st.integers(2, 60), st.data())
@@ -132,8 +132,8 @@ def test_the_choice_is_the_least_of_a_plain_loop(
     chosen = with_figures(cluster, redundancy, [microbatches], lambda c: share / c, after)
     times = {}
     for c in (c for c in range(1, microbatches + 1) if microbatches % c == 0):
-        lives, loads = expected_load(number, redundancy, microbatches // c)
-        weights = time_shares(number, lives.survival, mtbf_s, 1000 * 22.0, rejoin_s, 0, after)
+        job_attempts, loads = expected_load(number, redundancy, microbatches // c)
+        weights = time_shares(number, job_attempts.survival, mtbf_s, 1000 * 22.0, rejoin_s, 0, after)
         mean = 0.0
         for k, weight in enumerate(weights):
             work = loads.after[min(k, len(loads.after) - 1)]
@@ -220,9 +220,9 @@ def test_gradients_that_wait_need_memory() -> None:
         assert found == pytest.approx([one, more, more])
     wide = memory(2**30, Shape(8, 2, 2), "exact", piece_microbatches=2).parts
     assert (wide["accumulator"], wide["group_sum"]) == (12, 4)
-    with pytest.raises(ConfigError, match=r"use --piece-microbatches 1, which keeps no fp32 sum") as told:
+    with pytest.raises(ConfigError, match=r"use --piece-microbatches 1, which keeps no fp32 sum") as reported:
         fitting(2**30, shape, "exact", 28.0, piece_microbatches=2)
-    assert "need 30.0 GiB" in str(told.value)
+    assert "need 30.0 GiB" in str(reported.value)
 
 
 def test_spare_plan_prints_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
@@ -267,9 +267,9 @@ def test_both_commands_refuse_pieces_that_do_not_fit(
 ) -> None:
     for main, flags in ((plan.main, PLAN), (simulate.main, SIMULATE)):
         assert main([*flags, *more]) == 2
-        told = capsys.readouterr().err
-        assert words in told
-        assert told.count("\n") == 1
+        reported = capsys.readouterr().err
+        assert words in reported
+        assert reported.count("\n") == 1
 
 
 @pytest.mark.parametrize(

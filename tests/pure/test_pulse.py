@@ -44,7 +44,7 @@ def test_without_news_the_interval_and_with_news_a_part_of_it() -> None:
     assert busy_s >= 0.2 / NEWS - 0.001
 
 
-def test_news_that_changes_nothing_need_not_be_told() -> None:
+def test_news_that_changes_nothing_need_not_be_notified() -> None:
     async def scenario() -> None:
         pulse = Pulse(LONG_S, eager=True)
         await pulse.due()
@@ -79,7 +79,7 @@ def test_many_leaders_beat_less_often_but_often_enough() -> None:
     assert [leader_interval_s(times, groups) for groups in (4, 500, 800, 1000, 4000)] == [0.5, 0.5, 0.8, 1.0, 1.0]
     short = timeouts_from(heartbeat_timeout_s=1.0)
     assert leader_interval_s(short, 1000) == 0.2
-    # A silent rank is late after two intervals of its own, and the coordinator must hear of it before it is lost.
+    # A silent rank is late after two intervals of its own, and the coordinator must learn of it before it is lost.
     assert LATE * times.heartbeat_interval_s + leader_interval_s(times, 4000) < times.heartbeat_timeout_s
 
 

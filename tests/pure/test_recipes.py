@@ -18,17 +18,17 @@ IN_THE_WAY = {
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.args")), ids=lambda path: path.stem)
-def test_a_recipe_is_taken_or_told_all_that_is_in_its_way(path: Path) -> None:
+def test_a_recipe_is_taken_or_reported_all_that_is_in_its_way(path: Path) -> None:
     """Flags that only a fork has are taken out. (Its sizes are checked by benchmarks/recipes.py.)"""
     words = ["--spare-check", *of_mainline(path.read_text().splitlines())[0]]
-    reasons = [said for said, names in IN_THE_WAY.items() if path.stem in names]
+    reasons = [reported for reported, names in IN_THE_WAY.items() if path.stem in names]
     if not reasons:
         parser.parse(words)
         return
     with pytest.raises(ConfigError) as error:
         parser.parse(words)
-    for said in reasons:
-        assert said in str(error.value)
+    for reported in reasons:
+        assert reported in str(error.value)
     assert len(str(error.value).splitlines()) == len(reasons)
 
 

@@ -30,10 +30,12 @@ TABLE = Path(__file__).parents[2] / "benchmarks" / "results" / "rejoin_table.jso
 def test_rings_of_a_new_clock(shape: float) -> None:
     rng = np.random.default_rng(SEED)
     times = np.cumsum(rng.weibull(shape, (100_000, 60)) / gamma(1 + 1 / shape), axis=1)
-    for lives in (0.005, 0.1, 0.85, 3.0, 7.0):
-        drawn = (times <= lives).sum(axis=1)
+    for job_attempts in (0.005, 0.1, 0.85, 3.0, 7.0):
+        drawn = (times <= job_attempts).sum(axis=1)
         error = 4 * drawn.std() / len(drawn) ** 0.5
-        assert renewals(lives, shape) == pytest.approx(drawn.mean(), rel=0.015, abs=error), f"{lives}, seed {SEED}"
+        assert renewals(job_attempts, shape) == pytest.approx(drawn.mean(), rel=0.015, abs=error), (
+            f"{job_attempts}, seed {SEED}"
+        )
 
 
 @pytest.mark.parametrize(("num_groups", "pieces", "mean"), [(200, 16, 2.5), (200, 16, 11.0), (300, 64, 6.0)])
@@ -68,18 +70,18 @@ def test_a_step_with_patches(spread: object, rebuild: float) -> None:
     jitter, losses, loads = 0.05, 0.4, [(1.0625, 30), (1.0, 160)]
     found = patched_step(loads, 1.01, [(spread, 1.0)], losses, rebuild, jitter)  # type: ignore[list-item]
     own = np.concatenate([np.full(count, load) for load, count in loads])
-    ends, calm = [], []
+    ends, failure_free = [], []
     for _ in range(6000):
         end = float((own * rng.normal(1, jitter, len(own))).max())
-        calm.append(end)
-        for moment in rng.random(rng.poisson(losses * found.calm)) * found.calm:
+        failure_free.append(end)
+        for moment in rng.random(rng.poisson(losses * found.failure_free)) * found.failure_free:
             for taken, count in spread.hosts:  # type: ignore[attr-defined]
                 sizes, chances = zip(*taken, strict=True)
                 shares = rng.choice(sizes, count, p=chances)
                 done = np.where(shares > 0, max(1.01, moment) + shares * rng.normal(1, jitter, count), 0.0)
                 end = max(end, float(done.max()), moment + rebuild)
         ends.append(end)
-    assert found.calm == pytest.approx(np.mean(calm), abs=0.003), f"seed {SEED}"
+    assert found.failure_free == pytest.approx(np.mean(failure_free), abs=0.003), f"seed {SEED}"
     assert found.patched == pytest.approx(np.mean(ends), abs=0.006), f"seed {SEED}"
 
 
@@ -118,9 +120,9 @@ def test_the_mean_over_the_moments_of_a_step(transfer_s: float, result_s: float)
 
 
 def test_who_is_lost_while_it_learns_is_away_for_longer() -> None:
-    calm = without_a_share_s(100.0, 50.0, 1.0, 10.0, 1e9)
-    assert calm == pytest.approx(100.0 + 10.0 * mean_commits_to_admission(50.0, 1.0, 10.0))
-    assert without_a_share_s(100.0, 50.0, 1.0, 10.0, 2000.0) > calm + 2
+    failure_free = without_a_share_s(100.0, 50.0, 1.0, 10.0, 1e9)
+    assert failure_free == pytest.approx(100.0 + 10.0 * mean_commits_to_admission(50.0, 1.0, 10.0))
+    assert without_a_share_s(100.0, 50.0, 1.0, 10.0, 2000.0) > failure_free + 2
     assert without_a_share_s(100.0, 0.0, 0.0, 10.0, 2000.0) == 110.0
 
 

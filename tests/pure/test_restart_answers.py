@@ -19,9 +19,9 @@ def answer_after(*commands: str, waits: bool = False) -> tuple[bool, bool, str]:
     player = Player()
     for command in commands:
         player.play(command)
-    told = RestartAnswers(lambda: player.state, lambda: waits).answer(1, 0)
-    assert told.highest_incarnation == (player.state.highest.get(1, -1) if not told.never and not waits else 0)
-    return told.now, told.never, told.why
+    reported = RestartAnswers(lambda: player.state, lambda: waits).answer(1, 0)
+    assert reported.highest_incarnation == (player.state.highest.get(1, -1) if not reported.never and not waits else 0)
+    return reported.now, reported.never, reported.why
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_group_whose_results_were_wrong_stays_lost(cause: str, lasting: bool) 
     later = RestartAnswers(lambda: state, lambda: False)
     later.recall(json.loads(json.dumps({"wrong": first.memo()})))
     for answers in (first, later):
-        told = answers.answer(1, 0)
-        assert (told.never, told.now) == (lasting, not lasting)
-        assert told.why == (f"group 1 (rank 1) {cause}: it shows" if lasting else "")
+        reported = answers.answer(1, 0)
+        assert (reported.never, reported.now) == (lasting, not lasting)
+        assert reported.why == (f"group 1 (rank 1) {cause}: it shows" if lasting else "")
         assert not answers.answer(1, 1).never, "another incarnation is another question"

@@ -88,4 +88,4 @@ def test_each_element_is_converted_once_and_all_members_get_the_result(size: int
         expected = toy_conversion.converted(torch.stack(given).sum(0))
         assert all(torch.equal(result, expected) for result in results), f"{numel} elements"
         assert all(map(torch.equal, sources, given)), "a source was written"
-        assert torch.stack([tally.witness() for tally in tallies]).sum(0).tolist() == [0, numel]
+        assert torch.stack([tally.check_vector() for tally in tallies]).sum(0).tolist() == [0, numel]

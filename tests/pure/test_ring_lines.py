@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spare_megatron.collectives.backend import Seat
 from spare_megatron.collectives.handshake import Identity, Member
-from spare_megatron.collectives.hearing import LEFT, RIGHT
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_lines import KINDS, RingLines
 

@@ -25,7 +25,7 @@ from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import Identity, Member
-from spare_megatron.collectives.hearing import LEFT, RIGHT
+from spare_megatron.collectives.link_monitor import LEFT, RIGHT
 from spare_megatron.collectives.replica_communicators import ReplicaCommunicators
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_native import Frames, compiled_ring
@@ -190,10 +190,10 @@ def test_members_of_both_kinds_sum_as_those_in_python_do(size: int, dtype: torch
                 found = _sums(members, tensors, in_place)
                 assert all(torch.equal(wire, expected[0]) for wire in (*expected, *found)), (compiled, numel)
             for member, like in zip(members, expects, strict=True):
-                told, due = member._epoch.traffic, like._epoch.traffic
-                assert (told.sent, told.received) == (due.sent, due.received)
-                assert not told.wants
-                assert not told.offers
+                reported, due = member._epoch.traffic, like._epoch.traffic
+                assert (reported.sent, reported.received) == (due.sent, due.received)
+                assert not reported.wants
+                assert not reported.offers
 
 
 @pytest.mark.parametrize("kind", ["compiled", "by Python", "not there"])
@@ -224,8 +224,8 @@ def test_members_of_both_kinds_convert_what_they_own(size: int, kind: str) -> No
                 alone = _tally(kind, before + numel + 50, total, before)
                 alone.convert(0, before, total, None, expected, True)
                 assert all(torch.equal(result, expected) for result in results), (compiled, numel)
-                witness = torch.stack([tally.witness() for tally in tallies]).sum(0)
-                assert torch.equal(witness, alone.witness()), "each element has one owner"
+                check_vector = torch.stack([tally.check_vector() for tally in tallies]).sum(0)
+                assert torch.equal(check_vector, alone.check_vector()), "each element has one owner"
 
 
 def _tally(kind: str, size: int, put_in: torch.Tensor, start: int) -> Any:
@@ -285,7 +285,7 @@ def test_what_was_broken_off_is_in_no_later_sum(seed: int) -> None:
         assert _in_threads(works) == [None] * size
     print(f"seed {seed}: done {done} of {epochs}, converted {converts}")
     if converts[-1]:
-        last = torch.stack([tally.witness() for tally in tallies[-1]]).sum(0)
+        last = torch.stack([tally.check_vector() for tally in tallies[-1]]).sum(0)
         assert last.tolist() == [0, len(tensors[-1][0])], "each element has one owner"
     assert min(done) >= 1
 
@@ -340,14 +340,14 @@ def test_a_member_that_sums_something_else_is_named(compiled: bool) -> None:
         stops.start()
         raised = _in_threads(works)
         stops.join()
-    said = [str(error) for error in raised]
+    reported = [str(error) for error in raised]
     due = [
         f"rank {1 - k} of the ring sums something else: a frame of {x} bytes came where {y} are due"
         for k, x, y in ((0, 240, 400), (1, 400, 240))
     ]
-    assert said[0] in (due[0], "cut")
-    assert said[1] in (due[1], "cut")
-    assert said != ["cut", "cut"], "whoever looks first may send nothing more"
+    assert reported[0] in (due[0], "cut")
+    assert reported[1] in (due[1], "cut")
+    assert reported != ["cut", "cut"], "whoever looks first may send nothing more"
 
 
 @BOTH
@@ -376,15 +376,17 @@ def test_who_waits_says_so_and_ends_when_its_epoch_does(compiled: bool) -> None:
             until_s = time.monotonic() + 10.0
             while time.monotonic() < until_s and not (member._traffic.wants and member._traffic.offers):
                 time.sleep(0.001)
-            seen.append((member._traffic.wants, member._traffic.offers, member._traffic.sent, member._traffic.patient))
+            seen.append(
+                (member._traffic.wants, member._traffic.offers, member._traffic.sent, member._traffic.wait_for_peers)
+            )
             member._epoch.give_up("it is over")
 
         looks = threading.Thread(target=look)
         looks.start()
         [raised] = _in_threads([lambda: member.sum(torch.zeros(30_000), False)])
         looks.join()
-    [(wants, offers, sent, patient)] = seen
-    assert (wants, offers, patient) == (True, True, False)
+    [(wants, offers, sent, wait_for_peers)] = seen
+    assert (wants, offers, wait_for_peers) == (True, True, False)
     assert 0 < sent < 40_000, "the right neighbour takes nothing out of its buffer"
     assert str(raised) == "it is over"
     assert not member._traffic.wants

@@ -26,14 +26,14 @@ from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.protocol.messages import Vote
 from spare_megatron.runtime.run_directory import write_json
 from tests.pure.journal_writer import EVENTS, shrink, written
-from tests.pure.told_job import CALM_S, ToldJob
+from tests.pure.scripted_job import FAILURE_FREE_S, ScriptedJob
 from tests.pure.written_job import Written
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Written:
     """A job of three steps, the second of which lost a group."""
-    made = Written(tmp_path, ToldJob())
+    made = Written(tmp_path, ScriptedJob())
     made.job.step()
     made.job.lose(1)
     made.job.step()
@@ -51,7 +51,7 @@ def test_the_picture_grows_with_the_files(run: Written) -> None:
     run.go_on()
     assert files.look() is first
     assert list(first.series.step) == [1, 2, 3, 4]
-    assert first.wall_time().wall_s == pytest.approx(before_s + CALM_S)
+    assert first.wall_time().wall_s == pytest.approx(before_s + FAILURE_FREE_S)
     assert first.wall_time() == run.job.picture().wall_time()
 
 
@@ -71,7 +71,7 @@ def test_a_journal_that_another_coordinator_wrote_anew_is_read_from_the_beginnin
     files = RunFiles(run.dir)
     assert len(files.look().history.failures) == 1
     (run.dir.path / "other").mkdir()
-    other = Written(run.dir.path / "other", ToldJob())
+    other = Written(run.dir.path / "other", ScriptedJob())
     other.job.step(1.0)
     other.job.step(1.0)
     other.go_on()
@@ -163,11 +163,11 @@ BAD = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_a_directory_that_cannot_be_read_is_one_sentence(run: Written, what: str) -> None:
-    spoil, said = BAD[what]
+    spoil, reported = BAD[what]
     spoil(run)  # type: ignore[no-untyped-call]
     with pytest.raises(ConfigError) as error:
         RunFiles(run.dir).look()
-    assert re.search(said, str(error.value)), error.value
+    assert re.search(reported, str(error.value)), error.value
     assert "\n" not in str(error.value)
 
 
@@ -181,8 +181,8 @@ def test_lines_of_an_older_version_are_left_out_and_said_once(run: Written) -> N
     run.job.step()
     run.go_on()
     assert files.look().lines_left_out == 2
-    said = "2 lines of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
-    assert report_html(files.look(), "run").count(said) == 1
+    reported = "2 lines of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
+    assert report_html(files.look(), "run").count(reported) == 1
     run.dir.metrics.write_text(json.dumps(old[0]) + "\n")
     with pytest.raises(ConfigError, match="1 line of metrics"):
         write_report(run.dir, run.dir.report)
@@ -217,32 +217,32 @@ def test_the_report_is_one_whole_page(run: Written) -> None:
     assert "What spare-plan would choose" in text
 
 
-def test_a_report_escapes_what_it_is_told(run: Written) -> None:
+def test_a_report_escapes_what_it_is_notified(run: Written) -> None:
     text = report_html(RunFiles(run.dir).look(), "<b>runs</b>")
     assert "&lt;b&gt;runs&lt;/b&gt;" in text
     assert "<b>" not in text
 
 
 def test_a_launcher_leaves_the_report_of_a_very_long_journal_to_its_user(run: Written) -> None:
-    said: list[str] = []
+    reported: list[str] = []
     with run.dir.journal.with_name("journal-000001.jsonl.gz").open("wb") as part:
         part.truncate(report.LEFT_BYTES_MAX // 5)
-    report.leave_report(run.dir, said.append)
-    assert said == [f"the journal has 9 GB; spare-report {run.dir.path} writes the report, in a while"]
+    report.leave_report(run.dir, reported.append)
+    assert reported == [f"the journal has 9 GB; spare-report {run.dir.path} writes the report, in a while"]
     assert not run.dir.report.exists()
 
 
 def test_what_goes_wrong_with_the_report_at_the_end_of_a_job_is_one_line(run: Written) -> None:
-    said: list[str] = []
-    report.leave_report(run.dir, said.append)
-    assert (said, run.dir.report.exists()) == ([], True)
+    reported: list[str] = []
+    report.leave_report(run.dir, reported.append)
+    assert (reported, run.dir.report.exists()) == ([], True)
     run.dir.metrics.write_text("{]\n")
-    report.leave_report(run.dir, said.append)
-    assert said == [f"there is no report: line 1 of {run.dir.metrics} is no JSON object: the file is damaged"]
+    report.leave_report(run.dir, reported.append)
+    assert reported == [f"there is no report: line 1 of {run.dir.metrics} is no JSON object: the file is damaged"]
 
 
 def test_a_report_of_a_job_that_reports_no_loss(tmp_path: Path) -> None:
-    job = ToldJob()
+    job = ScriptedJob()
     job.step()
     job.lines[0]["loss"] = None
     made = Written(tmp_path, job)
@@ -253,8 +253,8 @@ def test_a_report_of_a_job_that_reports_no_loss(tmp_path: Path) -> None:
 
 
 def test_the_choice_is_that_of_spare_plan_for_what_was_observed() -> None:
-    """With two losses there is none; a third one is told beside them."""
-    job = ToldJob()
+    """With two losses there is none; a third one is reported beside them."""
+    job = ScriptedJob()
     for group in (0, 2):
         job.step()
         job.lose(group)
@@ -271,7 +271,7 @@ def test_the_choice_is_that_of_spare_plan_for_what_was_observed() -> None:
 
 
 def test_a_job_without_a_step_has_no_report(tmp_path: Path) -> None:
-    made = Written(tmp_path, ToldJob())
+    made = Written(tmp_path, ScriptedJob())
     made.go_on()
     with pytest.raises(ConfigError, match="has no committed step yet, so there is nothing to report"):
         write_report(made.dir, made.dir.report)
@@ -283,7 +283,7 @@ def test_a_report_that_cannot_be_written_is_one_sentence(run: Written) -> None:
 
 
 def test_a_report_of_many_steps_stays_small(tmp_path: Path) -> None:
-    made = Written(tmp_path, ToldJob())
+    made = Written(tmp_path, ScriptedJob())
     made.job.step()
     made.go_on()
     picture = RunFiles(made.dir).look()
@@ -351,7 +351,7 @@ def test_without_a_terminal_each_change_is_a_line(run: Written) -> None:
     write_json(run.dir.status, STATUS)
     first = list(changes.lines(files.look()))
     assert [line[9:] for line in first] == [
-        "life 1 begins: 4 groups, steps 1 to 99",
+        "job attempt 1 begins: 4 groups, steps 1 to 99",
         "group 1 exited",
         "running: step 3 of 99, epoch 2, loss 2.0000, 3/4 groups live, load 4, 1 failure masked",
     ]
@@ -363,7 +363,7 @@ def test_without_a_terminal_each_change_is_a_line(run: Written) -> None:
     run.job.leave(1.0)
     run.go_on()
     last = list(changes.lines(files.look()))
-    assert last[0][9:].startswith("life 1 ends, left")
+    assert last[0][9:].startswith("job attempt 1 ends, left")
     assert last[-1].startswith("effective training time")
 
 
@@ -388,7 +388,7 @@ def test_a_line_without_what_every_line_has_is_one_sentence(run: Written) -> Non
 def test_a_status_that_is_none_is_one_sentence(run: Written, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     run.dir.status.write_text(text)
     assert status.main([str(run.dir.path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"spare-status: {run.dir.status} ")
-    assert re.search(r" holds a \w+ and no JSON object| is no JSON: | is damaged or of another version: ", said)
-    assert said.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith(f"spare-status: {run.dir.status} ")
+    assert re.search(r" holds a \w+ and no JSON object| is no JSON: | is damaged or of another version: ", reported)
+    assert reported.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Which samples a piece has, against Megatron's samplers told naively: rank by rank, from the first sample on."""
+"""Which samples a piece has, against Megatron's samplers written naively: rank by rank, from the first sample on."""
 
 from __future__ import annotations
 

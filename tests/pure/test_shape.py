@@ -37,7 +37,7 @@ def test_pieces_share_out_the_microbatches_of_each_step(
 
 
 @pytest.mark.parametrize(
-    ("piece", "said"),
+    ("piece", "reported"),
     [
         (3, "3 does not divide the 8 microbatches of a shard; use 2 or 4"),
         (5, "use 4 or 8"),
@@ -45,6 +45,6 @@ def test_pieces_share_out_the_microbatches_of_each_step(
         (0, "--spare-piece-microbatches 0 must be at least 1"),
     ],
 )
-def test_a_piece_that_does_not_fit_is_refused(piece: int, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_a_piece_that_does_not_fit_is_refused(piece: int, reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         shape(piece=piece)

@@ -24,7 +24,7 @@ from tests.pure.functional_sets import functional_sets
 def small(answers: dict[str, str]) -> dict[str, Shrunk]:
     """Every GPT and MoE configuration that passes the check, made small."""
     sets = functional_sets()["training"]
-    passed = [name for name, said in answers.items() if not said and name.startswith(FOLDERS)]
+    passed = [name for name, reported in answers.items() if not reported and name.startswith(FOLDERS)]
     return {name: shrink(sets[name]) for name in passed}
 
 
@@ -73,12 +73,12 @@ def test_each_rule_is_of_use_and_no_flag_has_two() -> None:
         ({"skipped": 1}, "learning rates or skipped steps differ"),
     ],
 )
-def test_a_difference_in_one_step_is_told(change: dict[str, float], verdict: str) -> None:
+def test_a_difference_in_one_step_is_notified(change: dict[str, float], verdict: str) -> None:
     plain = [{"loss": loss, "grad_norm": 1.0, "lr": 0.1, "skipped": 0} for loss in (5.0, 4.0)]
     assert judge(plain, [plain[0], {**plain[1], **change}])["verdict"] == verdict
 
 
-def test_a_reference_that_learns_nothing_is_told() -> None:
+def test_a_reference_that_learns_nothing_is_notified() -> None:
     plain = [{"loss": 5.0, "grad_norm": 1.0, "lr": 0.1, "skipped": 0}] * 2
     assert judge(plain, plain)["verdict"] == "the reference learns nothing"
 

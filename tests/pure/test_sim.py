@@ -163,9 +163,9 @@ def test_random_failures_never_break_an_invariant(trials: int, seed: int, asked:
         )
         outcome = simulate(cluster, policy, seed=number)
         failures += outcome.tally.failures
-    said = f"{failures} failures, seeds {seed} to {seed + trials - 1}"
-    print(said)
-    assert failures >= asked, said
+    reported = f"{failures} failures, seeds {seed} to {seed + trials - 1}"
+    print(reported)
+    assert failures >= asked, reported
 
 
 def test_rings_do_not_depend_on_when_they_are_asked_for() -> None:

@@ -39,9 +39,9 @@ def test_lasting_stragglers_cost_little_where_they_are_relieved() -> None:
         assert found is not None
         return found
 
-    calm = ratio(replace(cluster, stragglers=0), policy)
+    failure_free = ratio(replace(cluster, stragglers=0), policy)
     assert ratio(cluster, replace(policy, balance=False)) > 1.8
-    assert calm < ratio(cluster, policy) < 1.03 * calm
+    assert failure_free < ratio(cluster, policy) < 1.03 * failure_free
     fixed = replace(cluster, jitter=0.0, straggler_slowdown=1.5, rejoin_s=None, mtbf_s=1e9, weibull_shape=1.0)
     assert ratio(fixed, replace(policy, balance=False)) == pytest.approx(1.5, rel=0.01)
 

@@ -14,7 +14,7 @@ from spare_megatron.simulator.cluster import Cluster, Policy
 from spare_megatron.simulator.job_control import JobControl
 from spare_megatron.simulator.pieces import PiecesEngine
 
-CALM = Cluster(12, mtbf_s=1e12, jitter=0.0, reduce_s=2.0, rejoin_s=100.0, transfer_s=150.0, result_s=10.0)
+FAILURE_FREE = Cluster(12, mtbf_s=1e12, jitter=0.0, reduce_s=2.0, rejoin_s=100.0, transfer_s=150.0, result_s=10.0)
 STEP_S = 66.0
 
 
@@ -58,7 +58,7 @@ class Watched:
 def test_a_group_comes_back_as_in_a_job(transfer_s: float, result_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hello, Ready and an offer, the state, every result since, the admission by the m-th commit from the offered state
     on, and the result of that commit."""
-    cluster = Cluster(**{**vars(CALM), "transfer_s": transfer_s, "result_s": result_s})
+    cluster = Cluster(**{**vars(FAILURE_FREE), "transfer_s": transfer_s, "result_s": result_s})
     job = Watched(monkeypatch, cluster, [(10.0, 5)])
     [(ready_s, last)] = [(at, committed) for event, committed, at in job.events if isinstance(event, m.Ready)]
     held = [(event.step, committed) for event, committed in job.of(m.CaughtUp)]  # type: ignore[union-attr]
@@ -80,10 +80,10 @@ def test_nobody_waits_for_a_learner_and_a_joiner_is_waited_for_at_most_its_grace
 ) -> None:
     """A result takes nearly a step, so the joiner has it just before the others are done. With a grace that ends before
     that, it is sent back."""
-    cluster = Cluster(**{**vars(CALM), "transfer_s": 80.0, "result_s": 79.0})
+    cluster = Cluster(**{**vars(FAILURE_FREE), "transfer_s": 80.0, "result_s": 79.0})
     job = Watched(monkeypatch, cluster, [(10.0, 5)])
     assert job.result.tally.joins == 1
-    away = Watched(monkeypatch, Cluster(**{**vars(CALM), "rejoin_s": 1e9}), [(10.0, 5)])
+    away = Watched(monkeypatch, Cluster(**{**vars(FAILURE_FREE), "rejoin_s": 1e9}), [(10.0, 5)])
     assert job.longest_s() <= away.longest_s()
     monkeypatch.setattr("spare_megatron.simulator.pieces.GRACE_S", -20.0)
     late = Watched(monkeypatch, cluster, [(10.0, 5)])
@@ -93,11 +93,11 @@ def test_nobody_waits_for_a_learner_and_a_joiner_is_waited_for_at_most_its_grace
 
 def test_a_lost_donor_or_learner_ends_the_offer(monkeypatch: pytest.MonkeyPatch) -> None:
     # The learner is ready at 110 s and has an offer of groups 6 and 7 at once, which takes 150 s.
-    donor = Watched(monkeypatch, CALM, [(10.0, 5), (200.0, 6)])
+    donor = Watched(monkeypatch, FAILURE_FREE, [(10.0, 5), (200.0, 6)])
     numbers = {event.number for event, _ in donor.of(m.CaughtUp)}  # type: ignore[union-attr]
-    assert len(donor.of(m.Ready)) == 3, "the learner says it again, and group 6 says it"
+    assert len(donor.of(m.Ready)) == 3, "the learner reports it again, and group 6 says it"
     assert 1 not in numbers
-    learner = Watched(monkeypatch, CALM, [(10.0, 5), (200.0, 5)])
+    learner = Watched(monkeypatch, FAILURE_FREE, [(10.0, 5), (200.0, 5)])
     assert learner.result.tally.learners_lost == 1
     assert [event.incarnation for event, _ in learner.of(m.Ready)] == [1, 2]  # type: ignore[union-attr]
     assert learner.result.tally.failures == 1
@@ -105,7 +105,7 @@ def test_a_lost_donor_or_learner_ends_the_offer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_learner_that_cannot_keep_up_is_fenced_and_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Cluster(**{**vars(CALM), "transfer_s": 1e5, "rejoin_s": 5.0, "reduce_s": 0.0, "compute_s": 0.5})
+    slow = Cluster(**{**vars(FAILURE_FREE), "transfer_s": 1e5, "rejoin_s": 5.0, "reduce_s": 0.0, "compute_s": 0.5})
     job = Watched(monkeypatch, slow, [(1.0, 5)], steps=120)
     assert [event.incarnation for event, _ in job.of(m.Ready)][:4] == [1, 1, 1, 2]  # type: ignore[union-attr]
     assert len(job.of(m.Withdrawn)) >= 3
@@ -115,7 +115,7 @@ def test_a_learner_that_cannot_keep_up_is_fenced_and_begins_anew(monkeypatch: py
 def test_the_last_host_computes_when_it_has_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """A learner is called before it has the state; the step waits for its transfer and its pieces."""
     hosts = build_placement(12, 2).hosts()[0].tolist()
-    job = Watched(monkeypatch, CALM, [(10.0, hosts[0]), (200.0, hosts[1])], r=2)
+    job = Watched(monkeypatch, FAILURE_FREE, [(10.0, hosts[0]), (200.0, hosts[1])], r=2)
     called = next(n for n, reason in enumerate(job.reasons) if "no other host" in reason)
     commits = [at for event, _, at in job.events[called:] if isinstance(event, m.AllVoted)]
     began = max(at for event, _, at in job.events[:called] if isinstance(event, m.AllVoted))
@@ -123,8 +123,8 @@ def test_the_last_host_computes_when_it_has_the_state(monkeypatch: pytest.Monkey
 
 
 def test_donors_compute_slower_by_a_measured_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    free = Watched(monkeypatch, CALM, [(10.0, 5)]).result.time_s
-    charged = Watched(monkeypatch, Cluster(**{**vars(CALM), "donor_share": 0.5}), [(10.0, 5)]).result.time_s
+    free = Watched(monkeypatch, FAILURE_FREE, [(10.0, 5)]).result.time_s
+    charged = Watched(monkeypatch, Cluster(**{**vars(FAILURE_FREE), "donor_share": 0.5}), [(10.0, 5)]).result.time_s
     assert free < charged < free + 6 * STEP_S / 2
 
 

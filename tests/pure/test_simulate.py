@@ -62,7 +62,7 @@ from spare_megatron.simulator.replay import losses
         (["--num-groups", "5", "--domain-mtbf-s", "9000"], "has no effect without --topology FILE; give both"),
         (["--num-groups", "5", "--topology-as-listed"], "--topology-as-listed has no effect without --topology"),
         (["--num-groups", "5", "--policy", "checkpoint", "--rebuild-s", "5"], "--rebuild-s 5 has no effect with"),
-        (["--num-groups", "5", "--trace", "calm.jsonl"], "has no loss after the job began"),
+        (["--num-groups", "5", "--trace", "failure-free.jsonl"], "has no loss after the job began"),
         (["--num-groups", "5", "--state-gib", "9"], "--state-gib has no effect without --rejoin-s S; give both"),
         (
             ["--num-groups", "5", "--rejoin-s", "9", "--transfer-gib-per-s", "2"],
@@ -94,13 +94,13 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "NODES").write_text("time_s,node\n1.0,2\n\n2.0,7\n")
     (tmp_path / "GOOD").write_text("1.0,2\n")
     (tmp_path / "RACKS").write_text("0,a\n1,a\n2,b\n3,b\n4,b\n")
-    (tmp_path / "calm.jsonl").write_text("")
+    (tmp_path / "failure-free.jsonl").write_text("")
     (tmp_path / "SQUARE").write_text("1.0,²\n")
     given = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in arguments]
     assert main(given) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert words in reported
+    assert reported.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -33,12 +33,14 @@ class RecordedControl(JobControl):
         self.book, self.journal, self.lines = MetricsBook(), list[Record](), list[dict[str, Any]]()
 
     def open(self, first_step: int, groups: Sequence[int], offsets: Sequence[int] | None = None) -> None:
-        """Every group says Hello, as in a real journal."""
+        """Every group sends Hello, as in a real journal."""
         self.spec = replace(self.spec, first_step=first_step)
         incarnation = max(self.state.highest.values(), default=-1) + 1
-        self.feed(m.Opened(self.spec, self.state.life + 1, self.state.fencing + 1))
+        self.feed(m.Opened(self.spec, self.state.job_attempt + 1, self.state.fencing + 1))
         for group in groups:
-            self.feed(m.Hello(group, incarnation, self.spec.fingerprint, first_step, birth=f"{group}-{incarnation}"))
+            self.feed(
+                m.Hello(group, incarnation, self.spec.fingerprint, first_step, process_nonce=f"{group}-{incarnation}")
+            )
 
     def feed(self, event: m.Event) -> m.Decision:
         """As for a coordinator."""
@@ -92,8 +94,8 @@ class RecordedTrial(PiecesEngine):
                 "reduce_s": self.now_s - finish[group],
                 "rebuild_s": self.cluster.rebuild_s if self._disturbed else 0.0,
             }
-            told = tuple((name, float(value)) for name, value in figures.items())
-            self.control.book.figures(state.step_in_flight, state.epoch, group, told)
+            reported = tuple((name, float(value)) for name, value in figures.items())
+            self.control.book.figures(state.step_in_flight, state.epoch, group, reported)
         super()._commit()
         self._report({})
 
@@ -102,9 +104,9 @@ class RecordedTrial(PiecesEngine):
         super()._save()
         self._report({"save_s": self.now_s - began_s}, 1)
 
-    def _report(self, told: dict[str, float], later: int = 0) -> None:
+    def _report(self, reported: dict[str, float], later: int = 0) -> None:
         book = self.control.book
-        book.report(self.control.state.committed[0] + later, told)
+        book.report(self.control.state.committed[0] + later, reported)
         self.control.lines += book.ready()
 
     def picture(self) -> JobPicture:

@@ -20,7 +20,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.launch import slurm_commands
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.node_looks import JobNodes, look_at_nodes
-from spare_megatron.launch.slurm_life import first_nodes
+from spare_megatron.launch.slurm_attempt import first_nodes
 from spare_megatron.launch.slurm_places import LEFT_OUT_AFTER, Move, SlurmPlaces
 
 

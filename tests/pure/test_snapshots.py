@@ -96,7 +96,7 @@ def test_parts_end_and_snapshots_are_taken_behind_final_records_only(tmp_path: P
     taken = {one.place.records for one in snapshots}
     for one in snapshots:
         first = one.place.records in ends
-        assert one.settled_bytes == (0 if first else one.place.offset_bytes), "a new part's header is not synced yet"
+        assert one.durable_bytes == (0 if first else one.place.offset_bytes), "a new part's header is not synced yet"
     assert len(ends) >= 3
     assert len(taken) >= 3
     assert final >= ends | taken
@@ -160,15 +160,15 @@ FAULTS = [place for place in PLACES if place != "journal.open"]
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("place", FAULTS)
 def test_a_disk_that_fails_stops_neither_the_journal_nor_what_follows(tmp_path: Path, place: str, error: str) -> None:
-    path, said = tmp_path / "journal.jsonl", list[str]()
-    writer = Writer(path, said.append)
+    path, reported = tmp_path / "journal.jsonl", list[str]()
+    writer = Writer(path, reported.append)
     writer.go_on(10)
     with injected(f"{place}={error},times=6"):
         writer.go_on(40)
     writer.go_on()
     writer.close()
     assert_whole(path)
-    assert len(said) <= 2, "a failure is said once"
+    assert len(reported) <= 2, "a failure is said once"
     written(path)
     assert_whole(path)
 
@@ -353,7 +353,7 @@ def test_a_restarted_coordinator_has_the_figures_of_a_full_replay(tmp_path: Path
     run_dir = RunDirectory(tmp_path)
 
     async def begun() -> Coordinator:
-        return Coordinator(Options("127.0.0.1:0", run_dir, life=1))
+        return Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))
 
     def figures(one: Coordinator) -> dict[str, Any]:
         memo: dict[str, Any] = json.loads(json.dumps(one._memo()))
@@ -362,7 +362,7 @@ def test_a_restarted_coordinator_has_the_figures_of_a_full_replay(tmp_path: Path
 
     async def play() -> Coordinator:
         one = await begun()
-        one._dispatcher.say = lambda action: None  # type: ignore[method-assign]
+        one._dispatcher.announce = lambda action: None  # type: ignore[method-assign]
         one._open(SPEC, JobDescription(train_iters=1000))
         for event in EVENTS[1:]:
             one._apply(event)
@@ -387,7 +387,7 @@ def test_a_restarted_coordinator_has_the_figures_of_a_full_replay(tmp_path: Path
 
 def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: Path) -> None:
     """They are in the snapshot, complete."""
-    book, told = MetricsBook(), MetricsBook(written=(1, 2))
+    book, reported = MetricsBook(), MetricsBook(written=(1, 2))
     line = {"step": 3, "epoch": 1, "life": 1, "loss": 2.5}
     story = Seen()
     state = initial_state()
@@ -398,8 +398,8 @@ def test_lines_that_the_disk_did_not_take_are_written_after_a_restart(tmp_path: 
             Record(number, 0.0, state.epoch, event, decision.actions, decision.reason), before, decision, state
         )
     memo = json.loads(json.dumps(story.book.memo()))
-    told.recall(memo, [{"step": 2, "epoch": 1, "life": 1, "loss": 9.0}, line])
-    [ready] = [one for one in told.ready(all_of_them=True) if one["step"] == 3]
+    reported.recall(memo, [{"step": 2, "epoch": 1, "life": 1, "loss": 9.0}, line])
+    [ready] = [one for one in reported.ready(all_of_them=True) if one["step"] == 3]
     assert ready["loss"] == 2.5
     book.recall(memo)
     assert [one["step"] for one in book.ready(all_of_them=True)] == [1, 2]

@@ -74,9 +74,17 @@ def test_a_shard_without_a_host_is_a_wipe_out(groups: tuple[int, ...], expected:
 
 def status(run_dir: Path, step: int, **live: int) -> None:
     named = {name.removeprefix("g"): incarnation for name, incarnation in live.items()}
-    told = {"phase": "running", "epoch": 1, "last_step": 100, "num_groups": 3, "load": {}, "failures_masked": 0}
-    told |= {"saved_step": 0, "loss": None, "outcome": "", "reason": "", "step": step, "live": named, "learners": {}}
-    (run_dir / "status.json").write_text(json.dumps(told))
+    reported = {"phase": "running", "epoch": 1, "last_step": 100, "num_groups": 3, "load": {}, "failures_masked": 0}
+    reported |= {
+        "saved_step": 0,
+        "loss": None,
+        "outcome": "",
+        "reason": "",
+        "step": step,
+        "live": named,
+        "learners": {},
+    }
+    (run_dir / "status.json").write_text(json.dumps(reported))
 
 
 def test_a_group_that_came_back_is_unhurt_once_it_has_trained(tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from spare_megatron.monitor.speed_texts import SHOWN_MAX, speed_lines
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.messages import SendAsk
 from spare_megatron.protocol.state import Plan
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 
 SPEC = m.JobSpec(4, 8, (0, 1, 2), "microbatch", 0, 99, 1, "f")
 
 
-def job_with_given_pieces() -> ToldJob:
+def job_with_given_pieces() -> ScriptedJob:
     """Group 1 has given pieces of its step 3 to others, which is in flight."""
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step()
     job.step()
     job.tell(m.RunningOut(3, 1, ((0, 1, 1.0), (1, 7, 2.0), (2, 1, 1.0), (3, 1, 1.0))))
@@ -33,7 +33,7 @@ def job_with_given_pieces() -> ToldJob:
     return job
 
 
-def relieved_job() -> ToldJob:
+def relieved_job() -> ScriptedJob:
     """The same, after the commit of that step."""
     job = job_with_given_pieces()
     job.step()
@@ -86,7 +86,7 @@ def test_a_piece_that_came_back_has_not_moved() -> None:
 
 
 def test_the_speeds_of_a_step_are_those_of_computing() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step(4.75, compute_s={2: 4.0})
     assert job.book.piece_s == {0: 0.25, 1: 0.25, 2: 0.5, 3: 0.25}
     assert speeds(job.book.piece_s, job.state.live) == {0: 1.0, 1: 1.0, 2: 0.5, 3: 1.0}
@@ -97,13 +97,13 @@ def test_the_speeds_of_a_step_are_those_of_computing() -> None:
 def status(speed: dict[int, float], moved: dict[str, dict[str, int]] | None = None) -> dict[str, Any]:
     """What status.json says of such groups."""
     one = {"rank": 1, "phase": "backward", "silent_s": 0.1}
-    told: dict[str, Any] = {"phase": "running", "live": {str(group): 0 for group in speed}}
-    told["groups"] = {str(group): {**one, "speed": figure} for group, figure in speed.items()}
-    return told | ({"relieved": {"step": 41, "moved": moved}} if moved else {"relieved": {}})
+    reported: dict[str, Any] = {"phase": "running", "live": {str(group): 0 for group in speed}}
+    reported["groups"] = {str(group): {**one, "speed": figure} for group, figure in speed.items()}
+    return reported | ({"relieved": {"step": 41, "moved": moved}} if moved else {"relieved": {}})
 
 
 @pytest.mark.parametrize(
-    ("told", "lines"),
+    ("reported", "lines"),
     [
         (status({0: 1.0, 1: 0.9, 2: 1.2}), []),
         (
@@ -129,8 +129,8 @@ def status(speed: dict[int, float], moved: dict[str, dict[str, int]] | None = No
     ],
     ids=["even", "slow", "slow and another", "several", "older version", "over"],
 )
-def test_slow_groups_are_named_with_what_they_gave(told: dict[str, Any], lines: list[str]) -> None:
-    assert list(speed_lines(told)) == lines
+def test_slow_groups_are_named_with_what_they_gave(reported: dict[str, Any], lines: list[str]) -> None:
+    assert list(speed_lines(reported)) == lines
 
 
 def test_of_many_slow_groups_the_slowest_are_named() -> None:

@@ -17,23 +17,23 @@ from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.lasting_paces import LastingPaces
 from spare_megatron.protocol.speeds import slowness_after
 from spare_megatron.protocol.state import State
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 
 SPEC = m.JobSpec(4, 16, (0, 1, 2), "microbatch", 0, 99, 1, "f")
 W = 6
 
 
 def measured(state: State, paces: Mapping[int, tuple[float, float]], steps: int = 1) -> m.SpeedsMeasured:
-    told = tuple((group, state.live.get(group, 0), *halves) for group, halves in paces.items())
-    return m.SpeedsMeasured(state.committed[0], steps, told)
+    reported = tuple((group, state.live.get(group, 0), *halves) for group, halves in paces.items())
+    return m.SpeedsMeasured(state.committed[0], steps, reported)
 
 
-def loads(job: ToldJob) -> list[int]:
+def loads(job: ScriptedJob) -> list[int]:
     assert job.state.standing is not None
     return [int(load) for load in job.state.standing.assignment.loads]
 
 
-def played(job: ToldJob, paces: LastingPaces, piece_s: list[float]) -> m.SpeedsMeasured | None:
+def played(job: ScriptedJob, paces: LastingPaces, piece_s: list[float]) -> m.SpeedsMeasured | None:
     """A step, and what follows from how long it took."""
     job.step()
     return paces.committed(job.state, dict(enumerate(piece_s)))
@@ -43,7 +43,7 @@ def played(job: ToldJob, paces: LastingPaces, piece_s: list[float]) -> m.SpeedsM
 
 
 def test_a_slow_group_has_a_smaller_share_from_the_commit_after_next_on() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step()
     job.tell(measured(job.state, {1: (2.0, 2.0)}))
     assert job.state.epoch == 1, "nothing but the state has changed"
@@ -74,12 +74,12 @@ def test_a_slow_group_has_a_smaller_share_from_the_commit_after_next_on() -> Non
     ],
 )
 def test_noise_changes_nothing(known: dict[int, int], halves: tuple[float, float], then: dict[int, int]) -> None:
-    state = replace(ToldJob(SPEC).state, slowness=known, slowness_step=-1)
+    state = replace(ScriptedJob(SPEC).state, slowness=known, slowness_step=-1)
     assert slowness_after(state, measured(state, {1: halves})) == then
 
 
 def test_what_is_stale_or_of_others_is_not_used() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step()
     event = measured(job.state, {1: (2.0, 2.0)})
     assert slowness_after(job.state, event) == {1: 32}
@@ -99,7 +99,7 @@ def test_what_is_stale_or_of_others_is_not_used() -> None:
 
 
 def test_a_group_that_is_lost_is_forgotten_and_one_that_stays_is_not() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step()
     job.tell(measured(job.state, {1: (2.0, 2.0), 2: (1.5, 1.5)}))
     assert job.state.slowness == {1: 32, 2: 24}
@@ -114,7 +114,7 @@ def test_a_group_that_is_lost_is_forgotten_and_one_that_stays_is_not() -> None:
 
 
 def test_a_loss_is_patched_by_the_time_that_is_left() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     job.step()
     job.tell(measured(job.state, {1: (2.0, 2.0)}))
     job.step()
@@ -130,7 +130,7 @@ def test_a_loss_is_patched_by_the_time_that_is_left() -> None:
 
 
 def test_a_group_is_slow_for_long_when_it_was_in_both_halves_of_the_steps() -> None:
-    job, paces = ToldJob(SPEC), LastingPaces(W)
+    job, paces = ScriptedJob(SPEC), LastingPaces(W)
     for step in range(1, W):
         assert played(job, paces, [1.0, 2.0, 1.0, 1.1]) is None, step
     event = played(job, paces, [1.0, 2.4, 1.0, 1.1])
@@ -147,30 +147,30 @@ def test_a_group_is_slow_for_long_when_it_was_in_both_halves_of_the_steps() -> N
 
 
 def test_a_short_disturbance_is_not_lasting() -> None:
-    job, paces = ToldJob(SPEC), LastingPaces(W)
+    job, paces = ScriptedJob(SPEC), LastingPaces(W)
     for slow in (1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0):
         assert played(job, paces, [1.0, 1.0, 1.0 + slow, 1.0]) is None
 
 
 def test_of_two_groups_the_faster_one_is_the_usual_one() -> None:
-    job, paces = ToldJob(replace(SPEC, num_groups=2, offsets=(0, 1))), LastingPaces(2)
+    job, paces = ScriptedJob(replace(SPEC, num_groups=2, offsets=(0, 1))), LastingPaces(2)
     assert played(job, paces, [3.0, 1.5]) is None
     event = played(job, paces, [3.0, 1.5])
     assert event is not None
     assert event.paces == ((0, 0, 2.0, 2.0),)
 
 
-def test_steps_without_figures_other_processes_and_other_lives_are_not_mixed() -> None:
-    job, paces = ToldJob(SPEC), LastingPaces(2)
+def test_steps_without_figures_other_processes_and_other_job_attempts_are_not_mixed() -> None:
+    job, paces = ScriptedJob(SPEC), LastingPaces(2)
     slow = [1.0, 1.0, 1.0, 2.0]
     assert played(job, paces, slow) is None
     job.step()
     assert paces.committed(job.state, {}) is None
     assert played(job, paces, slow) is None, "one of the last two steps has no figures"
     job.step()
-    assert played(job, paces, slow) is None, "a step was not told"
+    assert played(job, paces, slow) is None, "a step was not reported"
     job.open(SPEC, 2)
-    assert played(job, paces, slow) is None, "another life"
+    assert played(job, paces, slow) is None, "another job attempt"
     assert played(job, paces, slow) is not None
     job.lose(3)
     assert played(job, paces, slow) is None, "it is no member"
@@ -178,7 +178,7 @@ def test_steps_without_figures_other_processes_and_other_lives_are_not_mixed() -
 
 
 def test_a_new_process_of_a_group_is_measured_anew() -> None:
-    job, paces = ToldJob(SPEC), LastingPaces(W)
+    job, paces = ScriptedJob(SPEC), LastingPaces(W)
     for _ in range(W - 1):
         assert played(job, paces, [1.0, 2.0, 1.0, 1.0]) is None
     job.state = replace(job.state, live={**job.state.live, 1: 5}, highest={**job.state.highest, 1: 5})
@@ -191,7 +191,7 @@ def test_a_new_process_of_a_group_is_measured_anew() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_jitter_alone_is_no_slowness(seed: int) -> None:
     draws = np.random.default_rng(seed)
-    job, paces = ToldJob(SPEC), LastingPaces()
+    job, paces = ScriptedJob(SPEC), LastingPaces()
     for _ in range(40):
         assert played(job, paces, (1 + 0.05 * draws.standard_normal(4)).tolist()) is None, f"seed {seed}"
 
@@ -206,14 +206,14 @@ def test_the_filling_of_a_pipeline_and_audits_are_no_slowness() -> None:
 
 
 def test_the_status_says_who_is_slow_for_long_and_its_share() -> None:
-    job = ToldJob(SPEC)
+    job = ScriptedJob(SPEC)
     assert status_figures(job.state)["slow_for_long"] == {}
     job.step()
     job.tell(measured(job.state, {1: (2.0, 2.0)}))
     job.step()
-    told = status_figures(job.state)["slow_for_long"]
-    assert told == {"1": {"slowness": 2.0, "share": 9, "since": 1}}
-    status = {"phase": "running", "live": {"1": 0}, "slow_for_long": told}
+    reported = status_figures(job.state)["slow_for_long"]
+    assert reported == {"1": {"slowness": 2.0, "share": 9, "since": 1}}
+    status = {"phase": "running", "live": {"1": 0}, "slow_for_long": reported}
     assert list(speed_lines(status)) == [
         "group 1 is slow for long (2.00 times as long for a piece), its share is 9 pieces"
     ]

@@ -9,7 +9,7 @@ from spare_megatron.flags.stage_layout import check_layout, layout_text
 
 
 @pytest.mark.parametrize(
-    ("text", "pipeline", "layers", "said"),
+    ("text", "pipeline", "layers", "reported"),
     [
         ("Et*3|(tt|)*6L", 8, 15, "1 stage on each of 8 ranks; layers of the stages: E+3, 6 x 2, 0+L"),
         (
@@ -22,12 +22,12 @@ from spare_megatron.flags.stage_layout import check_layout, layout_text
         ("EttL", 1, 2, "1 stage on each of 1 rank; layers of the stages: E+2+L"),
     ],
 )
-def test_what_each_rank_builds_is_said(text: str, pipeline: int, layers: int, said: str) -> None:
-    assert layout_text(check_layout(text, pipeline, layers, text.count("m")), pipeline) == said
+def test_what_each_rank_builds_is_said(text: str, pipeline: int, layers: int, reported: str) -> None:
+    assert layout_text(check_layout(text, pipeline, layers, text.count("m")), pipeline) == reported
 
 
 @pytest.mark.parametrize(
-    ("text", "pipeline", "layers", "said"),
+    ("text", "pipeline", "layers", "reported"),
     [
         ("Et|(t|)*5t|L", 8, 8, "has 7 decoder layers (t) and --num-layers is 8"),
         ("Et|t|L", 2, 2, "has 3 stages, not a multiple of --pipeline-model-parallel-size 2; use 4 stages"),
@@ -39,10 +39,10 @@ def test_what_each_rank_builds_is_said(text: str, pipeline: int, layers: int, sa
         ("Et*99999999|L", 2, 2, "repeats a part 99999999 times; the most is 4096"),
     ],
 )
-def test_what_does_not_fit_is_one_sentence(text: str, pipeline: int, layers: int, said: str) -> None:
+def test_what_does_not_fit_is_one_sentence(text: str, pipeline: int, layers: int, reported: str) -> None:
     with pytest.raises(ConfigError) as error:
         check_layout(text, pipeline, layers)
-    assert said in str(error.value)
+    assert reported in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["Etm|tL", "Emt|tL", "Et|mtL"])

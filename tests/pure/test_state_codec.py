@@ -100,18 +100,18 @@ def test_any_state_of_a_walk_survives(
     wrong: frozenset[str],
     numbers: list[int],
 ) -> None:
-    told = frozenset({"speeds"})
+    reported = frozenset({"speeds"})
     redundancy, kinds = (
         min(redundancy, num_groups),
-        ANY | told | (wrong if audit_rate or wrong == {"damage"} else set()),
+        ANY | reported | (wrong if audit_rate or wrong == {"damage"} else set()),
     )
     model = Model(
         Shape(num_groups, redundancy, 5, pieces, faults, kinds, (), save_every, audit_rate, granularity, formed=True)
     )
     _, moves = walk(model, numbers)
     note("; ".join(moves))
-    assert model.do.heard is not None
-    assert_survives(model.do.heard)
+    assert model.do.received is not None
+    assert_survives(model.do.received)
 
 
 @settings(max_examples=30, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -125,8 +125,8 @@ def test_any_state_with_state_shards_survives(num_groups: int, copies: int, numb
     model = Model(shape)
     _, moves = walk(model, numbers)
     note("; ".join(moves))
-    assert model.do.heard is not None
-    assert_survives(model.do.heard)
+    assert model.do.received is not None
+    assert_survives(model.do.received)
 
 
 def test_in_a_snapshot_of_an_older_version_every_group_hosts_everything() -> None:

@@ -18,12 +18,12 @@ from spare_megatron.coordinator.watched_group import GroupStanding
 from spare_megatron.monitor.status_texts import status_text
 from spare_megatron.protocol.messages import Hello, Ready
 from spare_megatron.runtime.run_directory import RunDirectory
-from tests.pure.told_job import SPEC, ToldJob
+from tests.pure.scripted_job import SPEC, ScriptedJob
 
 
 def test_the_fewest_hosts_of_a_shard_are_counted() -> None:
     """Shard i of four lies on groups i and i - 1."""
-    job = ToldJob()
+    job = ScriptedJob()
     assert live_hosts(job.state) == (2, [])
     job.lose(1)
     assert live_hosts(job.state) == (1, [0, 2])
@@ -48,7 +48,7 @@ def test_the_fewest_hosts_of_a_shard_are_counted() -> None:
 )
 def test_the_next_save(committed: int, every: int, interval: int, saved: int, now: bool, step: int | None) -> None:
     state = replace(
-        ToldJob().state,
+        ScriptedJob().state,
         spec=replace(SPEC, save_every=every),
         committed=(committed, 1),
         save_interval=interval,
@@ -59,11 +59,11 @@ def test_the_next_save(committed: int, every: int, interval: int, saved: int, no
 
 
 def test_the_stages_of_a_return() -> None:
-    job = ToldJob()
+    job = ScriptedJob()
     job.step()
     job.lose(3)
     job.step()
-    job.tell(Hello(3, 1, "f", 0, birth="again"))
+    job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
     assert status_figures(job.state)["learning"] == {"3": "its processes start"}
     assert stage_of(replace(job.state.learners[3], ready=True)) == "waits for an offer"
     job.tell(Ready(3, 1))
@@ -98,7 +98,7 @@ def test_the_status_of_an_older_version_is_shown() -> None:
 
 
 def test_the_losses_that_are_left_are_those_until_a_shard_has_one_host() -> None:
-    job = ToldJob(replace(SPEC, num_groups=4, offsets=(0, 1, 3)))
+    job = ScriptedJob(replace(SPEC, num_groups=4, offsets=(0, 1, 3)))
     assert [status_figures(job.state)[name] for name in ("hosts_least", "losses_left", "last_hosts")] == [3, 2, []]
     job.lose(1)
     job.lose(2)
@@ -151,7 +151,7 @@ def test_the_status_says_who_is_behind_what_threatens_and_how_long_it_takes() ->
         "  group 2: 5 pieces in the step in flight",
         "being brought up to date: group 3 (takes the state of step 14, from groups 0-1)",
         "furthest behind: group 1 (rank 1) in step 17, forward, 1 piece done, for 4.3 s",
-        "not heard for up to 3.1 s: group 1",
+        "not received for up to 3.1 s: group 1",
         "some shard has one live host: the loss of one of groups 0, 2 would be a wipe-out",
         "last good checkpoint: step 10, next save: step 20",
         "the 93 steps left at the choice take 1:33 min without failures, 1:38 min predicted, 1:52 min at the pace of "
@@ -161,7 +161,7 @@ def test_the_status_says_who_is_behind_what_threatens_and_how_long_it_takes() ->
 
 def test_steps_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what changes all the time, while the job trains; a loss is written at once."""
-    run_dir, job, clock = RunDirectory(tmp_path), ToldJob(), [1000.0]
+    run_dir, job, clock = RunDirectory(tmp_path), ScriptedJob(), [1000.0]
     monkeypatch.setattr(records.time, "thread_time", lambda: 0.0)
     written, asked = records.Records(run_dir, lambda: clock[-1]), list[float]()
 
@@ -194,7 +194,7 @@ def test_steps_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.Monk
     for now_s in (1005.0, 1010.0):
         clock.append(now_s)
         written.write_status(job.state, watched)
-    assert asked[4:] == [1005.0], "the life is over"
+    assert asked[4:] == [1005.0], "the job attempt is over"
 
 
 @pytest.mark.parametrize(("old_s", "believed"), [(3.0, True), (900.0, False), (0.0, False)])

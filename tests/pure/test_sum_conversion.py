@@ -1,4 +1,4 @@
-"""Sums that owners convert: the witness is that of all pieces whoever owns what, and finds what is damaged."""
+"""Sums that owners convert: the check vector is that of all pieces whoever owns what, and finds what is damaged."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Members:
         return found
 
     def convert(self, sums: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The results and the witness, with owners of chunks of any size."""
+        """The results and the check vector, with owners of chunks of any size."""
         tallies = self.tallies()
         results = [torch.full((size,), torch.nan) for size in SIZES]
         for number, (total, result) in enumerate(zip(sums, results, strict=True)):
@@ -55,20 +55,20 @@ class Members:
                 end = min(len(total), at + self.random.choice((1, 7, 900, 1500, 5000)))
                 self.random.choice(tallies).convert(number, at, total[at:end], None, result[at:end], True)
                 at = end
-        return results, torch.stack([tally.witness() for tally in tallies]).sum(0)
+        return results, torch.stack([tally.check_vector() for tally in tallies]).sum(0)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_witness_does_not_depend_on_who_owns_what(seed: int, dtype: torch.dtype) -> None:
+def test_the_check_vector_does_not_depend_on_who_owns_what(seed: int, dtype: torch.dtype) -> None:
     members = Members(seed, dtype)
-    results, witness = members.convert(members.sums)
-    missing, expected = witness.chunk(2)
+    results, check_vector = members.convert(members.sums)
+    missing, expected = check_vector.chunk(2)
     assert missing.tolist() == [0, 0, 0]
     assert torch.equal(members.checksums([one.view(torch.int32) for one in results]), expected)
     again, same = members.convert(members.sums)
     assert all(map(torch.equal, results, again))
-    assert torch.equal(witness, same)
+    assert torch.equal(check_vector, same)
     for number, segments in enumerate(members.segments):
         for start, stop, index in segments.tolist():
             for at in members.random.sample(range(start, stop), 20):
@@ -95,7 +95,7 @@ def test_any_damaged_bit_shows_in_its_parameter(seed: int) -> None:
 def test_what_is_converted_without_being_owned_is_not_counted() -> None:
     members = Members(7)
     tally, result = members.tallies()[0], torch.empty(SIZES[0])
-    before = tally.witness()
+    before = tally.check_vector()
     tally.convert(0, 0, members.sums[0], None, result, False)
-    assert torch.equal(tally.witness(), before)
+    assert torch.equal(tally.check_vector(), before)
     assert torch.equal(result, members.convert(members.sums)[0][0])

@@ -31,7 +31,7 @@ def anew(orders: Orders) -> Orders:
 
 
 class CorruptError(Exception):
-    """The group has said that it is corrupt."""
+    """The group has reported that it is corrupt."""
 
 
 class Rank:
@@ -44,7 +44,7 @@ class Rank:
         self.damaged_results, self.damaged, self.overtaken = damaged_results, damaged, overtaken
         self.looked: list[bool] = []
         """Whether the accumulators were suspected, of each look at them."""
-        self.told: list[ReductionResult] = []
+        self.reported: list[ReductionResult] = []
         engine: Any = RankEngine(lambda mine: [mine])
         engine.step, engine.accumulators_fault, engine.result_fault = 0, self.accumulators_fault, self.result_fault
         self.runner = StepRunner(engine, self, self, lambda *_: None)  # type: ignore[arg-type]
@@ -71,11 +71,11 @@ class Rank:
         return ReduceOutcome(ok=True, stale=False, tensors=(torch.zeros(1),))
 
     def reduced(self, result: ReductionResult, figures: Any) -> None:
-        self.told.append(result)
+        self.reported.append(result)
 
     def wait(self, version: int) -> Orders:
         """What follows a vote: a commit, or the next epoch. What follows a corrupt one is not played."""
-        newest, orders = self.told[-1], self.orders
+        newest, orders = self.reported[-1], self.orders
         if newest.corrupt:
             raise CorruptError
         committed = newest.ok and take_commit(orders, 1, newest.epoch, leave=False)[0]
@@ -87,7 +87,7 @@ def outcome(rank: Rank) -> list[tuple[int, bool, bool, str]]:
     """Epoch, ok, corrupt and detail of each of its reports."""
     with suppress(CorruptError):
         rank.runner.run(1)
-    return [(one.epoch, one.ok, one.corrupt, one.detail) for one in rank.told]
+    return [(one.epoch, one.ok, one.corrupt, one.detail) for one in rank.reported]
 
 
 def test_nobody_looks_while_nothing_is_wrong() -> None:

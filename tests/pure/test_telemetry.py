@@ -26,7 +26,7 @@ from spare_megatron.metrics.telemetry import Telemetry
 from spare_megatron.protocol.messages import CaughtUp, Hello, Ready
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.flags_of_a_job import job_of
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 
 JOB = JobDescription(
     identity={"num_layers": 4, "pipeline_model_parallel_size": 2},
@@ -79,7 +79,7 @@ def seconds(span: Any) -> tuple[float, float]:
 
 
 def test_figures_have_megatrons_names(sent: Sent) -> None:
-    job, made = ToldJob(), sent.telemetry()
+    job, made = ScriptedJob(), sent.telemetry()
     job.step(2.0, grad_norm=3.0, lr=1e-3, tokens=100)
     job.step(4.0, grad_norm=3.5, skipped=True)
     for line in job.lines:
@@ -99,7 +99,7 @@ def test_figures_have_megatrons_names(sent: Sent) -> None:
 
 
 def test_a_failure_is_a_span_from_its_evidence_to_the_commit(sent: Sent) -> None:
-    job, made = ToldJob(), sent.telemetry()
+    job, made = ScriptedJob(), sent.telemetry()
     job.step()
     job.now_s += 1.0
     job.lose(2, detect_s=0.5)
@@ -132,13 +132,13 @@ def test_a_failure_is_a_span_from_its_evidence_to_the_commit(sent: Sent) -> None
 
 def test_a_save_is_a_span_of_the_step_that_it_kept_waiting(sent: Sent) -> None:
     made = sent.telemetry()
-    line = ToldJob()
+    line = ScriptedJob()
     line.step()
-    (told,) = line.lines
-    made.step({**told, "saves_s": [(1, 0.5)]})
+    (reported,) = line.lines
+    made.step({**reported, "saves_s": [(1, 0.5)]})
     made.close()
     span = sent.named("megatron.save_checkpoint")
-    began_s = told["time_unix_s"] - told["step_time_s"]
+    began_s = reported["time_unix_s"] - reported["step_time_s"]
     assert seconds(span) == (pytest.approx(began_s), pytest.approx(began_s + 0.5))
     assert span.attributes["megatron.iteration"] == 0
 
@@ -153,45 +153,45 @@ def test_a_save_is_a_span_of_the_step_that_it_kept_waiting(sent: Sent) -> None:
 )
 def test_only_the_groups_of_spans_that_are_asked_for_are_sent(sent: Sent, spec: str, names: set[str]) -> None:
     job = JobDescription(otel_enabled=True, otel_span_groups=tuple(sorted(span_groups(spec))))
-    told, made = ToldJob(), sent.telemetry(job)
-    told.lose(0)
-    told.step()
-    made.step(told.lines[0])
+    reported, made = ScriptedJob(), sent.telemetry(job)
+    reported.lose(0)
+    reported.step()
+    made.step(reported.lines[0])
     made.close()
     assert {span.name for span in sent.spans.get_finished_spans()} == names
 
 
 def test_the_coordinators_records_feed_it(tmp_path: Path, sent: Sent) -> None:
     """Steps as they are written, and the return of a group that was lost."""
-    told, records = ToldJob(), Records(RunDirectory(tmp_path / "job"))
+    reported, records = ScriptedJob(), Records(RunDirectory(tmp_path / "job"))
     (tmp_path / "job").mkdir()
-    records.begin(JOB, told.state)
-    told.step()
-    told.now_s += 1.0
-    told.lose(3)
-    lost_s = told.now_s
-    told.step()
-    told.tell(Hello(3, 1, "f", 0, birth="again"))
-    told.tell(Ready(3, 1))
-    told.step()
-    offer = told.state.learners[3].offer
+    records.begin(JOB, reported.state)
+    reported.step()
+    reported.now_s += 1.0
+    reported.lose(3)
+    lost_s = reported.now_s
+    reported.step()
+    reported.tell(Hello(3, 1, "f", 0, process_nonce="again"))
+    reported.tell(Ready(3, 1))
+    reported.step()
+    offer = reported.state.learners[3].offer
     assert offer is not None
-    told.step()
-    told.tell(CaughtUp(3, 1, offer.number, told.state.committed[0], ""))
-    told.step()
-    assert told.state.live[3] == 1
-    for record, before, after in told.transitions:
+    reported.step()
+    reported.tell(CaughtUp(3, 1, offer.number, reported.state.committed[0], ""))
+    reported.step()
+    assert reported.state.live[3] == 1
+    for record, before, after in reported.transitions:
         decision = type("Decided", (), {"actions": record.actions, "reason": record.reason, "epoch": record.epoch})
         records.observe(record, before, decision, after, 0.0, live=True)
-    for line in told.lines:
+    for line in reported.lines:
         records.book.report(line["step"], {"lm loss": 2.0})
     records.write_ready()
-    records.finish(told.state)
+    records.finish(reported.state)
     begin_s, end_s = seconds(sent.named("spare.return"))
     assert begin_s == pytest.approx(lost_s)
     assert end_s > begin_s
     names = [span.name for span in sent.spans.get_finished_spans()]
-    assert names.count("megatron.train_step") == len(told.lines)
+    assert names.count("megatron.train_step") == len(reported.lines)
     assert names[-1] == "megatron.train"
 
 
@@ -211,9 +211,9 @@ def test_a_collector_gets_figures_and_spans(monkeypatch: pytest.MonkeyPatch, tmp
     with ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        told, boards = ToldJob(), Boards(JOB, tmp_path)
-        told.step()
-        boards.tell(told.lines[0])
+        reported, boards = ScriptedJob(), Boards(JOB, tmp_path)
+        reported.step()
+        boards.tell(reported.lines[0])
         boards.close()
         server.shutdown()
     assert b"megatron.train_step" in got["/v1/traces"]
@@ -226,9 +226,9 @@ def test_a_collector_that_is_not_there_does_not_keep_the_job(
 ) -> None:
     monkeypatch.setattr(telemetry, "SEND_S", 1.0)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    told, boards = ToldJob(), Boards(JOB, tmp_path)
-    told.step()
-    boards.tell(told.lines[0])
+    reported, boards = ScriptedJob(), Boards(JOB, tmp_path)
+    reported.step()
+    boards.tell(reported.lines[0])
     began_s = time.monotonic()
     boards.close()
     assert time.monotonic() - began_s < 10.0

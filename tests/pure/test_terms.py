@@ -1,4 +1,4 @@
-"""Terms of office as real files, and an office on a clock that the test moves."""
+"""Terms as real files, and a lease on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.coordinator.election import Office, OfficeLostError
+from spare_megatron.coordinator.election import LeadershipLease, LeaseLostError
 from spare_megatron.coordinator.terms import SealedError, Term, Terms, UnseenError
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
@@ -30,7 +30,7 @@ def address(number: int) -> CoordinatorAddress:
 def begin(run_dir: RunDirectory, number: int, serves: bool = True) -> Terms:
     """A process that claims term ``number``, and serves."""
     terms = Terms(run_dir)
-    term = terms.claim(terms.newest(), life=1)
+    term = terms.claim(terms.newest(), job_attempt=1)
     assert term == Term(number, 1)
     if serves:
         terms.open(number)
@@ -148,46 +148,46 @@ class Clock:
         return self.now_s
 
 
-MakeOffice = Callable[[], tuple[Office, Terms, Clock]]
+MakeLease = Callable[[], tuple[LeadershipLease, Terms, Clock]]
 
 
 @pytest.fixture
-def make_office(run_dir: RunDirectory) -> Iterator[MakeOffice]:
-    """Offices whose keep-alive thread hangs from the start (its first beat comes after an hour)."""
-    made: list[Office] = []
+def make_lease(run_dir: RunDirectory) -> Iterator[MakeLease]:
+    """Leases whose keep-alive thread hangs from the start (its first beat comes after an hour)."""
+    made: list[LeadershipLease] = []
 
-    def make() -> tuple[Office, Terms, Clock]:
+    def make() -> tuple[LeadershipLease, Terms, Clock]:
         clock, terms = Clock(), Terms(run_dir)
         term = terms.claim(terms.newest(), 1)
         assert term is not None
-        made.append(Office(terms, term, LEASE_S, clock.now_s, clock, beat_s=3600.0))
+        made.append(LeadershipLease(terms, term, LEASE_S, clock.now_s, clock, beat_s=3600.0))
         return made[-1], terms, clock
 
     yield make
-    for office in made:
-        office.close()
+    for lease in made:
+        lease.close()
 
 
 def test_a_holder_is_certain_for_half_a_lease_after_the_begin_of_a_look(
-    make_office: MakeOffice, run_dir: RunDirectory
+    make_lease: MakeLease, run_dir: RunDirectory
 ) -> None:
-    office, _, clock = make_office()
+    lease, _, clock = make_lease()
     begin(run_dir, 2, serves=False)
     clock.now_s += LEASE_S / 2
-    office.confirm()
+    lease.confirm()
     clock.now_s += 0.01
-    with pytest.raises(OfficeLostError, match="coordinator 2 has taken over from 1"):
-        office.confirm()
+    with pytest.raises(LeaseLostError, match="coordinator 2 has taken over from 1"):
+        lease.confirm()
     clock.now_s -= LEASE_S
-    with pytest.raises(OfficeLostError):
-        office.confirm()
+    with pytest.raises(LeaseLostError):
+        lease.confirm()
 
 
 def test_a_look_that_came_back_late_is_no_certainty(
-    make_office: MakeOffice, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    make_lease: MakeLease, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process was stopped in the middle of it, and meanwhile another one took over."""
-    office, terms, clock = make_office()
+    lease, terms, clock = make_lease()
     clock.now_s += LEASE_S
     look = terms.newest
 
@@ -199,14 +199,14 @@ def test_a_look_that_came_back_late_is_no_certainty(
         return seen
 
     monkeypatch.setattr(terms, "newest", slow)
-    with pytest.raises(OfficeLostError, match="coordinator 2 has taken over from 1"):
-        office.confirm()
+    with pytest.raises(LeaseLostError, match="coordinator 2 has taken over from 1"):
+        lease.confirm()
 
 
 def test_a_holder_that_cannot_see_its_own_term_is_not_certain(
-    make_office: MakeOffice, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
+    make_lease: MakeLease, run_dir: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    office, _, clock = make_office()
+    lease, _, clock = make_lease()
     path = run_dir.path / "terms" / "1.json"
     hidden = path.rename(path.with_suffix(".hidden"))
     clock.now_s += LEASE_S
@@ -218,18 +218,18 @@ def test_a_holder_that_cannot_see_its_own_term_is_not_certain(
             hidden.rename(path)
 
     monkeypatch.setattr("spare_megatron.coordinator.election.time.sleep", pause)
-    office.confirm()
+    lease.confirm()
     assert len(pauses) == 3
     path.rename(hidden)
     clock.now_s += LEASE_S
-    with pytest.raises(OfficeLostError, match=r"coordinator 1 gives up its office: .*lists no term above"):
-        office.confirm()
+    with pytest.raises(LeaseLostError, match=r"coordinator 1 gives up its lease: .*lists no term above"):
+        lease.confirm()
     assert sum(pauses[3:]) == pytest.approx(LEASE_S)
 
 
-def test_a_disk_that_is_full_for_a_while_delays_a_takeover(make_office: MakeOffice, run_dir: RunDirectory) -> None:
+def test_a_disk_that_is_full_for_a_while_delays_a_takeover(make_lease: MakeLease, run_dir: RunDirectory) -> None:
     write(run_dir.journal, "one\n")
-    office, _, _ = make_office()
+    lease, _, _ = make_lease()
     with failpoints.injected("term.copy=ENOSPC,times=1"):
-        asyncio.run(asyncio.wait_for(office.enter(None), 30))
-    assert office.run_dir.journal.read_text() == "one\n"
+        asyncio.run(asyncio.wait_for(lease.enter(None), 30))
+    assert lease.run_dir.journal.read_text() == "one\n"

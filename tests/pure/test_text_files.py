@@ -133,10 +133,10 @@ def test_a_damaged_file_is_named_among_others(tmp_path: Path, kind: str) -> None
         files[1].write_bytes(damaged)
         with pytest.raises(ConfigError) as error:
             list(blocks(files, KEYS, 64, ReadPosition()))
-        said = str(error.value)
-        assert said.startswith(f"{files[1]} ")
-        assert "; " in said
-        assert "\n" not in said
+        reported = str(error.value)
+        assert reported.startswith(f"{files[1]} ")
+        assert "; " in reported
+        assert "\n" not in reported
 
 
 def test_a_parquet_column_that_is_no_text_is_one_sentence(tmp_path: Path) -> None:

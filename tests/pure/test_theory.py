@@ -89,10 +89,10 @@ def test_work_against_the_controllers_plans(
     took, least_took = np.array(sums).T
     simulated = took.sum() / least_took.sum()
     error = (took - simulated * least_took).std() / least_took.mean() / len(sums) ** 0.5
-    lives = endured.endured(num_groups, placement.offsets)
-    found = depth.work(num_groups, placement.offsets, pieces, lives)
+    lifetimes = endured.endured(num_groups, placement.offsets)
+    found = depth.work(num_groups, placement.offsets, pieces, lifetimes)
     states = np.arange(len(found.after))
-    least = float(np.average(depth.bounds(num_groups, states, pieces), weights=lives.survival[states]))
+    least = float(np.average(depth.bounds(num_groups, states, pieces), weights=lifetimes.survival[states]))
     print(f"seed {SEED}: plans {simulated:.4f} +- {error:.4f} x bound, theory {found.mean / least:.4f}")
     assert found.mean / least == pytest.approx(simulated, abs=tolerance * simulated + 2 * error)
 
@@ -175,9 +175,9 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
     assert found is not None
     assert found.ratio == pytest.approx(blocks, rel=0.05)
     offsets = build_placement(num_groups, 9).offsets
-    lives = endured.endured(num_groups, offsets)
-    loads = depth.work(num_groups, offsets, 1, lives)
-    found = ratio.outcome(num_groups, loads.after, lives.survival, ratio.PatchCost(0.1), costs, planned=False)
+    lifetimes = endured.endured(num_groups, offsets)
+    loads = depth.work(num_groups, offsets, 1, lifetimes)
+    found = ratio.outcome(num_groups, loads.after, lifetimes.survival, ratio.PatchCost(0.1), costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(scheme, rel=0.05)
     assert found.restart_after is None
@@ -200,15 +200,15 @@ def test_restart_takes_longer_when_groups_fail_while_they_start() -> None:
 
 def test_standbys_and_rejoin_help() -> None:
     offsets = build_placement(200, 5).offsets
-    lives = endured.endured(200, offsets)
-    loads = depth.work(200, offsets, 16, lives)
+    lifetimes = endured.endured(200, offsets)
+    loads = depth.work(200, offsets, 16, lifetimes)
 
     def course(**more: float) -> ratio.ExpectedRun:
         costs = ratio.Costs(300, 3600, 60, 64, 2, **more)  # type: ignore[arg-type]
         if costs.rejoin_s is not None:
-            found = rejoin.steady_course(200, rejoin.Sharing(5, 16, loads.after, lives.survival), costs)
+            found = rejoin.steady_course(200, rejoin.Sharing(5, 16, loads.after, lifetimes.survival), costs)
         else:
-            found = ratio.outcome(200, loads.after, lives.survival, ratio.PatchCost.spread(16, 4), costs)
+            found = ratio.outcome(200, loads.after, lifetimes.survival, ratio.PatchCost.spread(16, 4), costs)
         assert found is not None
         return found
 

@@ -1,7 +1,7 @@
 """The ticket stream: the real issuer, the real readers, and orders that come late, twice, or to a broken connection.
 
-Each walk plays the leader of one group and its ranks. Ranks hear at their own pace, lose their connection and come
-back, and do what their next word says; those of a joiner look at the same orders between runs (worker.group_rounds).
+Each walk plays the leader of one group and its ranks. Ranks receive at their own pace, lose their connection and come
+back, and do what their next entry says; those of a joiner look at the same orders between runs (worker.group_rounds).
 Epochs grow the plan or not, steps are committed when all ranks have reduced, the group is asked for pieces and epochs
 take them out or leave them, shards are adopted and opened, or cannot be, a joiner is sent back and gets other offers,
 and the job ends anywhere. What must hold:
@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import pytest
 
+from spare_megatron.control_plane.ticket_entries import order_of, stream_of
 from spare_megatron.control_plane.ticket_issuer import TicketIssuer
-from spare_megatron.control_plane.ticket_words import order_of, stream_of
 from spare_megatron.protocol.member import (
     Orders,
     first_orders,
@@ -46,7 +46,7 @@ SEEDS = range(200)
 
 
 class Rank:
-    """One rank: its orders, and its training thread as a machine that does one word at a time."""
+    """One rank: its orders, and its training thread as a machine that does one entry at a time."""
 
     def __init__(self, position: int, world: World) -> None:
         self.position, self.world = position, world
@@ -68,9 +68,9 @@ class Rank:
 
     def begun(self, number: int) -> None:
         if self.position == 0:
-            self.world.said.append(number)
+            self.world.reported.append(number)
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         order = self.coming.popleft()
         self.orders = taken(self.orders, order, self.tickets_read)
 
@@ -82,22 +82,22 @@ class Rank:
             self.step, self.offer, self.inside = view.step, offer, []
             self.reader.begin(view.step, offer if view.offer else -1)
             return True
-        word = self.reader.next(self.orders)
-        if word is None or isinstance(word, Begin):
+        entry = self.reader.next(self.orders)
+        if entry is None or isinstance(entry, Begin):
             return False
-        if isinstance(word, Ticket):
+        if isinstance(entry, Ticket):
             self.runs = True
             self.reader.move()
-            self.inside += [] if word.audited else [word.piece]
+            self.inside += [] if entry.audited else [entry.piece]
         else:
             self.reader.move()
-            assert self.runs == isinstance(word, Pause), f"{word} is read, and a run is under way: {self.runs}"
+            assert self.runs == isinstance(entry, Pause), f"{entry} is read, and a run is under way: {self.runs}"
             self.runs = False
-            if isinstance(word, Close) and word.epoch == view.epoch and not self.orders.over:
+            if isinstance(entry, Close) and entry.epoch == view.epoch and not self.orders.over:
                 planned = [piece for segment in view.segments for piece in segment]
-                assert self.inside == planned, f"epoch {word.epoch}: {self.inside} are inside, planned are {planned}"
-                self.reduced = (word.epoch, self.step)
-        self.log.append(word)
+                assert self.inside == planned, f"epoch {entry.epoch}: {self.inside} are inside, planned are {planned}"
+                self.reduced = (entry.epoch, self.step)
+        self.log.append(entry)
         return True
 
 
@@ -125,7 +125,7 @@ class World:
         self.answers: dict[ReliefAsk, GaveBack] = {}
         self.given = 0
         self.orders = first_orders(1, 0)
-        self.said: deque[int] = deque()
+        self.reported: deque[int] = deque()
         self.ranks = [Rank(position, self) for position in range(self.random.choice((1, 2, 3)))]
         self.pieces, self.offers = 6, 0
         self.shards, self.opened = 100, set[int]()
@@ -137,10 +137,10 @@ class World:
         """The leader learns an order and passes it on, with what follows from it."""
         self.orders = taken(self.orders, order, 0)
         runs = self.issuer._open
-        words = self._words(self.issuer.told(self.orders.view, self.orders.over, self.shut))
-        self.joined += runs and isinstance(words.words[:1] and words.words[0], Ticket)
+        entries = self._entries(self.issuer.reported(self.orders.view, self.orders.over, self.shut))
+        self.joined += runs and isinstance(entries.entries[:1] and entries.entries[0], Ticket)
         self._look_at_answer()
-        for one in (words, order) if self.orders.over else (order, words):
+        for one in (entries, order) if self.orders.over else (order, entries):
             self._pass_on(one)
 
     @property
@@ -148,14 +148,14 @@ class World:
         """The adopted shards that are not open."""
         return frozenset(shard for shard, _ in self.orders.view.adopts if shard not in self.opened)
 
-    def _words(self, words: TicketStream) -> TicketStream:
+    def _entries(self, entries: TicketStream) -> TicketStream:
         """What the issuer says, in which no piece is of a shard that is not open."""
-        told = {word.piece // SPEC.pieces_per_shard for word in words.words if isinstance(word, Ticket)}
-        assert told.isdisjoint(self.shut), f"pieces of shards {told} are issued, not open are {self.shut}"
-        return words
+        reported = {entry.piece // SPEC.pieces_per_shard for entry in entries.entries if isinstance(entry, Ticket)}
+        assert reported.isdisjoint(self.shut), f"pieces of shards {reported} are issued, not open are {self.shut}"
+        return entries
 
     def _look_at_answer(self) -> None:
-        """The group says the same whenever it is asked the same, and has begun nothing of it."""
+        """The group reports the same whenever it is asked the same, and has begun nothing of it."""
         ask, answer = self.orders.view.ask, self.issuer.answer
         assert (ask is None or not self.orders.view.is_member) == (answer is None)
         if ask is not None and answer is not None:
@@ -171,16 +171,16 @@ class World:
 
     def moves(self) -> list[str]:
         """What may happen without an event from outside."""
-        there = [f"hear {r.position}" for r in self.ranks if r.coming] + ["begun"] * bool(self.said)
+        there = [f"receive {r.position}" for r in self.ranks if r.coming] + ["begun"] * bool(self.reported)
         return there + [f"go on {r.position}" for r in self.ranks]
 
     def do(self, move: str) -> bool:
         if move == "begun":
-            self._pass_on(self._words(self.issuer.begun(self.said.popleft())))
+            self._pass_on(self._entries(self.issuer.begun(self.reported.popleft())))
             return True
         rank = self.ranks[int(move.rpartition(" ")[2])]
         if move.startswith("hear"):
-            rank.hear()
+            rank.receive()
             return True
         if self.joins and not rank.runs:
             return self._together()
@@ -204,10 +204,10 @@ class World:
     # ---------------------------------------------------------------------------------------------------- events
 
     def cut(self) -> None:
-        """A rank loses what was on the way, connects again, and is told the newest orders and words."""
+        """A rank loses what was on the way, connects again, and is given the newest orders and entries."""
         rank = self.random.choice(self.ranks)
-        words = self.issuer.kept.since(rank.orders.stream.end)
-        rank.coming = deque([self.orders.view, words])
+        entries = self.issuer.kept.since(rank.orders.stream.end)
+        rank.coming = deque([self.orders.view, entries])
 
     def epoch(self) -> None:
         """A new epoch, with pieces of a lost group, with something to audit, or without anything."""
@@ -257,7 +257,7 @@ class World:
         for shard in sorted(self.shut)[:1]:
             if self.random.random() < 0.6:
                 self.opened.add(shard)
-                self._pass_on(self._words(self.issuer.opened(self.shut)))
+                self._pass_on(self._entries(self.issuer.opened(self.shut)))
                 continue
             view, answer = self.orders.view, self.issuer.answer
             gone = frozenset(answer.pieces) if answer is not None else frozenset[int]()
@@ -331,16 +331,16 @@ def test_late_pauses_let_patches_join() -> None:
     for world in worlds:
         world.tell(VIEW)
         world.tell(replace(VIEW, epoch=2, segments=(*VIEW.segments, (9,))))
-    late, early = (world.issuer.kept.words for world in worlds)
+    late, early = (world.issuer.kept.entries for world in worlds)
     audited = Ticket(0, audited=True)
     first = [Begin(1), audited, Ticket(4, compared=True), Ticket(5, compared=True)]
-    marks = [replace(word, compared=False) if isinstance(word, Ticket) else word for word in (*late, *early)]
-    plain = [replace(word, compared=False) if isinstance(word, Ticket) else word for word in first]
+    marks = [replace(entry, compared=False) if isinstance(entry, Ticket) else entry for entry in (*late, *early)]
+    plain = [replace(entry, compared=False) if isinstance(entry, Ticket) else entry for entry in first]
     assert marks[: len(late)] == [*plain, Ticket(9, 1)], "nothing is closed before the last ticket is begun"
     assert marks[len(late) :] == [*plain, Pause(), Close(1), Ticket(9, 1), Pause(), Close(2)]
     assert worlds[0].joined == 1
-    assert not worlds[0].issuer.begun(3).words, "another ticket follows the one that was begun"
-    assert worlds[0].issuer.begun(4).words == (Pause(), Close(2))
+    assert not worlds[0].issuer.begun(3).entries, "another ticket follows the one that was begun"
+    assert worlds[0].issuer.begun(4).entries == (Pause(), Close(2))
 
 
 def test_words_are_taken_once_and_never_across_a_gap() -> None:
@@ -348,20 +348,20 @@ def test_words_are_taken_once_and_never_across_a_gap() -> None:
     for more in (
         TicketStream(),
         TicketStream(7, (Pause(),)),
-        TicketStream(4, known.words),
+        TicketStream(4, known.entries),
         TicketStream(0, (Pause(),) * 6),
     ):
         assert known.joined(more) is known
     whole = known.joined(TicketStream(5, (Ticket(7), Pause(), Close(3))))
-    assert (whole.first, whole.words[2:], whole.end) == (4, (Pause(), Close(3)), 8)
-    assert (whole.since(6).words, whole.since(9), whole.at(8)) == (whole.words[2:], TicketStream(8), None)
+    assert (whole.first, whole.entries[2:], whole.end) == (4, (Pause(), Close(3)), 8)
+    assert (whole.since(6).entries, whole.since(9), whole.at(8)) == (whole.entries[2:], TicketStream(8), None)
 
 
 def test_a_rank_that_reads_of_the_next_step_waits_for_the_commit_of_this_one() -> None:
-    """Its view was lost with the connection, and the one that it was told again is older than its neighbour's
+    """Its view was lost with the connection, and the one that it was notified again is older than its neighbour's
     address."""
-    told = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
-    early = take_tickets(told, TicketStream(0, (Begin(1), Close(1), Begin(2), Close(1))))[0]
+    reported = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
+    early = take_tickets(reported, TicketStream(0, (Begin(1), Close(1), Begin(2), Close(1))))[0]
     session = Rank(0, World(0))
     session.orders, session.spec, later = early, SPEC, [take_commit(early, 1, 1, leave=False)[0]]  # type: ignore[attr-defined]
     session.progress = session.reduced = lambda *_: None  # type: ignore[attr-defined]
@@ -378,17 +378,17 @@ def test_a_rank_that_reads_of_the_next_step_waits_for_the_commit_of_this_one() -
 
 
 def test_an_offer_that_comes_while_a_rank_computes_is_seen_before_the_next_piece() -> None:
-    told = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
-    words = take_tickets(told, TicketStream(0, (Begin(1), Close(1))))[0]
+    reported = take_view(first_orders(1, 0), replace(VIEW, segments=((),), audits=()))[0]
+    entries = take_tickets(reported, TicketStream(0, (Begin(1), Close(1))))[0]
     session, seen = Rank(0, World(0)), list[tuple[tuple[Offer, ...], int]]()
-    session.orders, session.spec = words, SPEC  # type: ignore[attr-defined]
+    session.orders, session.spec = entries, SPEC  # type: ignore[attr-defined]
     session.progress = session.reduced = lambda *_: None  # type: ignore[attr-defined]
     offer = Offer((2, 1), 1, 0, ((1, 0),))
 
     class Engine(RankEngine):
         def run(self, step: int, tickets: Tickets) -> None:
             runner.on_piece("evaluate", 0)
-            session.orders = take_view(session.orders, replace(told.view, serves=(offer,)))[0]
+            session.orders = take_view(session.orders, replace(reported.view, serves=(offer,)))[0]
             runner.on_piece("evaluate", 1)
             runner.on_piece("evaluate", 2)
             assert seen == [((), 0), ((offer,), 0)]
@@ -415,14 +415,14 @@ def test_a_run_ends_at_the_pause_and_a_rank_leaves_where_none_comes() -> None:
     [rank] = world.ranks[:1]
     world.tell(VIEW)
     while rank.coming:
-        rank.hear()
+        rank.receive()
     rank.wait = lambda version: rank.orders  # type: ignore[attr-defined]
     rank.reader.begin(1)
     ended: list[bool] = []
     run = TicketRun(rank.reader, lambda: ended.append(True))
     assert [next(run).piece for _ in range(3)] == [0, 4, 5]
     assert (run.audits, run.pieces, run.place(1), list(run.ahead())) == ([0], [4, 5], (0, 1), [])
-    rank.orders = take_tickets(rank.orders, world.issuer.begun(world.said.pop()))[0]
+    rank.orders = take_tickets(rank.orders, world.issuer.begun(world.reported.pop()))[0]
     assert [next(run, None), next(run, None)] == [None, None]
     assert (ended, run.ended) == ([True], True)
     rank.reader.move()

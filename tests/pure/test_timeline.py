@@ -15,21 +15,21 @@ from spare_megatron.monitor.perfetto_trace import perfetto_trace
 from spare_megatron.monitor.trace_book import TraceBook
 from spare_megatron.monitor.trace_sample import SLICES_MAX, choose_steps, with_lines
 from spare_megatron.protocol.messages import CaughtUp, Hello, Ready, Saved
-from tests.pure.told_job import BEGAN_S, CALM_S, COMPUTE_S, REDUCE_S, REST_S, SPEC, ToldJob
+from tests.pure.scripted_job import BEGAN_S, COMPUTE_S, FAILURE_FREE_S, REDUCE_S, REST_S, SPEC, ScriptedJob
 from tests.pure.written_job import Written
 from tests.trace_reading import ReadTrace, read_trace
 
 
-def failed_and_returned() -> ToldJob:
+def failed_and_returned() -> ScriptedJob:
     """Group 1 is lost in step 2, patched by group 0 within 1 s, and back for step 5."""
-    job = ToldJob()
+    job = ScriptedJob()
     job.step()
     job.now_s += REST_S + COMPUTE_S + 0.25
     job.lose(1, detect_s=0.125)
     job.now_s += 1.0 + REDUCE_S
     job.votes({}, {0: 1.0})
     job.report()
-    job.tell(Hello(1, 1, "f", 0, birth="again"))
+    job.tell(Hello(1, 1, "f", 0, process_nonce="again"))
     job.now_s += 0.5
     job.step()
     job.tell(Ready(1, 1))
@@ -41,7 +41,7 @@ def failed_and_returned() -> ToldJob:
     return job
 
 
-def drawn(job: ToldJob, slices_max: int = SLICES_MAX) -> ReadTrace:
+def drawn(job: ScriptedJob, slices_max: int = SLICES_MAX) -> ReadTrace:
     """The trace of what is shown of the job, read back."""
     book = TraceBook(with_lines(choose_steps(job.lines, slices_max), job.lines))
     for record, _, _ in job.transitions:
@@ -49,7 +49,7 @@ def drawn(job: ToldJob, slices_max: int = SLICES_MAX) -> ReadTrace:
     return read_trace(perfetto_trace(book.finish()))
 
 
-def told_lines(trace: ReadTrace) -> list[str]:
+def reported_lines(trace: ReadTrace) -> list[str]:
     """What is on the tracks of the groups, times from the beginning of the first step."""
     lines = []
     for one in trace.slices:
@@ -123,7 +123,7 @@ GOLDEN = [
 
 def test_each_group_has_a_track_of_what_it_did() -> None:
     trace = drawn(failed_and_returned())
-    assert [line for line in told_lines(trace) if not line.startswith("group 3:")] == GOLDEN
+    assert [line for line in reported_lines(trace) if not line.startswith("group 3:")] == GOLDEN
     second, third = (
         [(one.name, one.begin_s, one.end_s) for one in trace.of("groups", f"group {group}")] for group in (2, 3)
     )
@@ -146,7 +146,7 @@ def test_slices_say_what_the_journal_says() -> None:
     assert [one.name for one in trace.of("job", "epochs")] == ["epoch 1", "epoch 2", "epoch 3"]
     assert [one.name for one in trace.of("job", "steps")] == [f"step {step}" for step in range(1, 6)]
     assert [one.name.split(":")[0] for one in trace.of("job", "events")] == [
-        "life 1 begins",
+        "job attempt 1 begins",
         "group 1 exited",
         "group 1 is back after 8.50 s, from step 5 on",
     ]
@@ -167,33 +167,36 @@ def test_an_arrow_leads_from_the_failure_to_the_patch_to_the_commit() -> None:
 
 
 def test_lives_follow_each_other_whatever_their_numbers() -> None:
-    """A life whose ranks never came has no record; one whose launcher was killed has no end but the next one."""
-    job = ToldJob()
+    """A job attempt whose ranks never came has no record; one whose launcher was killed has no end but the next one."""
+    job = ScriptedJob()
     job.step()
     job.now_s += 5.0
     job.begin_coordinator()
     job.open(replace(SPEC, first_step=1), 3, begun_s=job.now_s + 2.0)
     job.step()
-    lives = drawn(job).of("job", "lives")
-    assert [(one.name, one.details["outcome"]) for one in lives] == [("life 1", "unknown"), ("life 3", "running")]
-    assert lives[0].end_s == lives[1].begin_s == BEGAN_S + CALM_S + 5.0
-    assert lives[1].end_s == lives[1].begin_s + 2.0 + CALM_S
+    job_attempts = drawn(job).of("job", "lives")
+    assert [(one.name, one.details["outcome"]) for one in job_attempts] == [
+        ("job attempt 1", "unknown"),
+        ("job attempt 3", "running"),
+    ]
+    assert job_attempts[0].end_s == job_attempts[1].begin_s == BEGAN_S + FAILURE_FREE_S + 5.0
+    assert job_attempts[1].end_s == job_attempts[1].begin_s + 2.0 + FAILURE_FREE_S
 
 
 def test_a_save_is_drawn_beside_the_steps_and_where_it_kept_its_group() -> None:
-    job = ToldJob(replace(SPEC, save_every=2))
+    job = ScriptedJob(replace(SPEC, save_every=2))
     job.step()
     job.step()
     job.now_s += 0.5
     job.tell(Saved(0, 0, 2, "step-2"))
-    job.step(CALM_S + 0.75, save_s=0.75)
+    job.step(FAILURE_FREE_S + 0.75, save_s=0.75)
     job.step()
     trace = drawn(job)
     first, second = trace.of("groups", "group 0", "saves")
-    committed_s = BEGAN_S + 2 * CALM_S
+    committed_s = BEGAN_S + 2 * FAILURE_FREE_S
     assert (first.begin_s, first.end_s, first.details) == (
         committed_s,
-        committed_s + 0.5 + CALM_S + 0.75,
+        committed_s + 0.5 + FAILURE_FREE_S + 0.75,
         {"step": 2, "counts": True},
     )
     assert second.details == {"step": 4, "counts": False}
@@ -203,7 +206,7 @@ def test_a_save_is_drawn_beside_the_steps_and_where_it_kept_its_group() -> None:
 
 def test_of_a_long_job_a_sample_is_shown_and_said() -> None:
     """All steps with a loss, and those beside; each step is drawn or is in a slice that says that it is not."""
-    job = ToldJob()
+    job = ScriptedJob()
     for step in range(1, 91):
         if step == 50:
             job.lose(1)
@@ -227,7 +230,7 @@ def test_of_a_long_job_a_sample_is_shown_and_said() -> None:
 
 
 def test_of_many_groups_a_sample_is_shown_and_said() -> None:
-    line = {**told_line(), "live_groups": 1000}
+    line = {**reported_line(), "live_groups": 1000}
     sample = choose_steps({**line, "step": step} for step in range(1, 2001))
     assert (sample.every_group, len(sample.steps) * 60 * 5 < SLICES_MAX * 1.1) == (25, True)
     assert sample.note() == (
@@ -237,7 +240,7 @@ def test_of_many_groups_a_sample_is_shown_and_said() -> None:
 
 
 def test_groups_of_which_the_line_does_not_tell_are_drawn_at_the_median_pace() -> None:
-    job = ToldJob()
+    job = ScriptedJob()
     job.step()
     job.lines[0]["slowest"] = [one for one in job.lines[0]["slowest"] if one[0] != 3]
     trace = drawn(job)
@@ -247,16 +250,16 @@ def test_groups_of_which_the_line_does_not_tell_are_drawn_at_the_median_pace() -
     assert [one.details.get("measured") for one in last] == [False, False, False, None]
 
 
-def told_line() -> dict[str, Any]:
+def reported_line() -> dict[str, Any]:
     """A line of metrics.jsonl."""
-    job = ToldJob()
+    job = ScriptedJob()
     job.step()
     return job.lines[0]
 
 
 def test_a_line_tells_of_the_slowest_groups_only() -> None:
-    job = ToldJob()
-    job.step(CALM_S + 1.0, {2: COMPUTE_S + 1.0})
+    job = ScriptedJob()
+    job.step(FAILURE_FREE_S + 1.0, {2: COMPUTE_S + 1.0})
     assert job.lines[0]["slowest"] == [[2, 3.0, 0.0, 0.5], [0, 2.0, 0.0, 1.5], [1, 2.0, 0.0, 1.5], [3, 2.0, 0.0, 1.5]]
     times = {group: {"compute_s": float(group)} for group in range(1000)}
     assert [group for group, *_ in _slowest(times)] == list(range(999, 999 - SLOWEST_MAX, -1))
@@ -267,11 +270,11 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     run.go_on()
     assert timeline.main([str(tmp_path)]) == ExitCode.FINISHED
     assert capsys.readouterr().out == f"{run.dir.timeline}: 89 slices, 0.0 MB, for https://ui.perfetto.dev\n"
-    assert told_lines(read_trace(run.dir.timeline.read_bytes())) == told_lines(drawn(failed_and_returned()))
+    assert reported_lines(read_trace(run.dir.timeline.read_bytes())) == reported_lines(drawn(failed_and_returned()))
 
 
 def test_what_cannot_be_drawn_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = Written(tmp_path, ToldJob())
+    run = Written(tmp_path, ScriptedJob())
     run.go_on()
     assert timeline.main([str(tmp_path)]) == ExitCode.BAD_INPUT
     assert capsys.readouterr().err == (
@@ -290,8 +293,8 @@ def test_lines_of_an_older_version_are_said_to_be_left_out(tmp_path: Path, capsy
     del run.job.lines[0]["votes_s"]
     run.go_on()
     assert timeline.main([str(tmp_path)]) == ExitCode.FINISHED
-    said = "1 line of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
-    assert capsys.readouterr().out.splitlines()[1:] == [said]
+    reported = "1 line of metrics.jsonl left out: an older version of spare_megatron wrote what this one does not read"
+    assert capsys.readouterr().out.splitlines()[1:] == [reported]
     trace = read_trace(run.dir.timeline.read_bytes())
-    assert [one.name for one in trace.of("job", "what is shown")] == [said]
+    assert [one.name for one in trace.of("job", "what is shown")] == [reported]
     assert trace.of("job", "steps")[0].name == "step 1 is not shown"

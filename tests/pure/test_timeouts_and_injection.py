@@ -171,10 +171,10 @@ def test_a_launcher_reads_the_command_for_events() -> None:
 
 
 def test_a_launcher_reads_the_check_of_a_host() -> None:
-    told = launcher_flags(["--spare-health-check", "true", "--save", "s", "--load", "l"], {}, no_checkpoint)
-    assert (told.health_check, told.save_dir) == ("true", "s")
-    told = launcher_flags(["--load", "l"], {}, no_checkpoint)
-    assert (told.health_check, told.save_dir) == ("", "")
+    reported = launcher_flags(["--spare-health-check", "true", "--save", "s", "--load", "l"], {}, no_checkpoint)
+    assert (reported.health_check, reported.save_dir) == ("true", "s")
+    reported = launcher_flags(["--load", "l"], {}, no_checkpoint)
+    assert (reported.health_check, reported.save_dir) == ("", "")
     with pytest.raises(ConfigError, match="--spare-health-check is empty; give a command"):
         launcher_flags(["--spare-health-check", ""], {}, no_checkpoint)
     with pytest.raises(ConfigError, match="'true' is made before a group is started again, but --spare-max-group-res"):
@@ -185,8 +185,10 @@ def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model_parallel:\n  tensor_model_parallel_size: 2\nsave: there\n")
     assert launcher_flags(["--load", "--steps", "3"], {}, no_checkpoint).checkpoint_dirs == ()
-    told = launcher_flags(["--yaml-cfg", str(config), "--load=here", "--spare-run-dir", "runs/a"], {}, no_checkpoint)
-    assert (told.group_size, told.run_dir, told.checkpoint_dirs) == (2, "runs/a", ("there", "here"))
+    reported = launcher_flags(
+        ["--yaml-cfg", str(config), "--load=here", "--spare-run-dir", "runs/a"], {}, no_checkpoint
+    )
+    assert (reported.group_size, reported.run_dir, reported.checkpoint_dirs) == (2, "runs/a", ("there", "here"))
 
 
 @pytest.mark.parametrize("point", ["accumulate", "reduce", "gradient", "weights"])

@@ -77,9 +77,9 @@ def test_checkpoint_only_lasts_up_to_its_first_loss() -> None:
 
 
 def test_no_advice_where_no_rate_of_losses_is_found() -> None:
-    with pytest.raises(ConfigError, match="; use shorter restarts and saves") as told:
+    with pytest.raises(ConfigError, match="; use shorter restarts and saves") as reported:
         choose(replace(CLUSTER, restart_s=1e18), 2)
-    assert "or more" not in str(told.value)
+    assert "or more" not in str(reported.value)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_the_page_of_exact_sums_shows_the_table_of_the_planner() -> None:
 
 
 def test_what_does_not_fit_names_the_d_that_would() -> None:
-    with pytest.raises(ConfigError, match="use --inner-data-parallel 2 with --gpus-per-group 16") as told:
+    with pytest.raises(ConfigError, match="use --inner-data-parallel 2 with --gpus-per-group 16") as reported:
         fitting(70e9, Shape(128, 8), "fp32", 160.0)
-    assert "179.3 GiB per GPU" in str(told.value)
+    assert "179.3 GiB per GPU" in str(reported.value)
     assert fitting(70e9, Shape(128, 16, 2), "fp32", 160.0).total < 160
     with pytest.raises(ConfigError, match="GPUs per replica"):
         fitting(70e9, Shape(128, 8), "fp32", 20.0)
@@ -268,9 +268,9 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
     assert found["topology"]["sharing_after"] < found["topology"]["sharing_before"]
     assert picture.stat().st_size > 1000
     assert cli.main([*FLAGS, *more, "--topology", str(topology)]) == 0
-    told = capsys.readouterr().out
-    assert "* 7" in told
-    numbers = told.partition("numbers for groups 0..199 of the topology: ")[2].partition("\nhost pairs")[0]
+    reported = capsys.readouterr().out
+    assert "* 7" in reported
+    numbers = reported.partition("numbers for groups 0..199 of the topology: ")[2].partition("\nhost pairs")[0]
     assert [int(each) for each in numbers.replace("\n", " ").split(", ")] == found["topology"]["group_numbers"]
 
 
@@ -308,6 +308,6 @@ def test_spare_plan_json_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_
 )
 def test_spare_plan_refuses_with_exit_2(more: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([*FLAGS, *more]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert words in reported
+    assert reported.count("\n") == 1

@@ -72,9 +72,9 @@ def test_a_typo_is_answered_with_the_flag_that_was_meant(typed: str) -> None:
 
 @pytest.mark.parametrize("extra", COMBINATIONS)
 def test_what_does_not_work_is_answered_in_one_line_with_the_nearest_choice(extra: str) -> None:
-    said = answer(extra)
-    assert re.search(re.escape(COMBINATIONS[extra]), said), said
-    assert "\n" not in said
+    reported = answer(extra)
+    assert re.search(re.escape(COMBINATIONS[extra]), reported), reported
+    assert "\n" not in reported
 
 
 def test_forty_of_them() -> None:

@@ -1,4 +1,4 @@
-"""A conversion that needs no kernels: an integer sum becomes its 1024th part in fp32, and the witness says what is
+"""A conversion that needs no kernels: an integer sum becomes its 1024th part in fp32, and the check vector says what is
 missing of the sum of all elements, and how many have been converted by their owners."""
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SumOfElements:
     def compiled(self, tensor: int, dtype: torch.dtype) -> None:
         return None
 
-    def witness(self) -> torch.Tensor:
+    def check_vector(self) -> torch.Tensor:
         return torch.tensor([(self._missing + 2**63) % 2**64 - 2**63, self._owned])
 
 
@@ -48,7 +48,7 @@ class Conversion:
     """Of the first ``tensors`` of a request."""
 
     dtype = torch.float32
-    witness_size = 2
+    check_vector_size = 2
 
     def __init__(self, given: Sequence[torch.Tensor], tensors: int) -> None:
         self.tensors = tensors

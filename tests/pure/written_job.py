@@ -1,4 +1,4 @@
-"""A run directory as a coordinator writes it, of a job that is told."""
+"""A run directory as a coordinator writes it, of a scripted job."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from spare_megatron.coordinator.journal import Journal, Replayed
 from spare_megatron.coordinator.records import Records
 from spare_megatron.protocol.messages import Decision
 from spare_megatron.runtime.run_directory import RunDirectory
-from tests.pure.told_job import ToldJob
+from tests.pure.scripted_job import ScriptedJob
 
 
 class Written:
-    """The run directory of a told job."""
+    """The run directory of a scripted job."""
 
-    def __init__(self, path: Path, job: ToldJob) -> None:
+    def __init__(self, path: Path, job: ScriptedJob) -> None:
         self.dir, self.job = RunDirectory(path), job
         self.records = self.steps = 0
         self.now_s = 0.0

@@ -89,12 +89,12 @@ class SlurmJob:
         return found
 
     def fencing(self) -> int:
-        """Number of the coordinator in office."""
+        """Number of the coordinator in charge."""
         published = self.run_dir.coordinator()
         return published.fencing if published else 0
 
     def coordinator_node(self) -> str:
-        """Name of the node on which the coordinator in office runs."""
+        """Name of the node on which the coordinator in charge runs."""
         published = self.run_dir.coordinator()
         assert published is not None
         return str(psutil.Process(published.pid).environ()["SLURMD_NODENAME"])
@@ -147,8 +147,8 @@ def submit(
     folder.mkdir(parents=True, exist_ok=True)
     run_dir, output = folder / "run", folder / "job.out"
     script = edited(shipped, folder, nodes, ranks, run_dir, command)
-    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
-    job = cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
+    reported = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environ or {})}
+    job = cluster.sbatch(script, f"--output={output}", *options, environ=reported, cwd=ROOT)
     return SlurmJob(cluster, RunDirectory(run_dir), output, job)
 
 
@@ -157,13 +157,13 @@ def lend(job: SlurmJob, folder: Path, nodes: int, ranks: int, *options: str) -> 
     folder.mkdir(parents=True, exist_ok=True)
     output = folder / "lend.out"
     script = edited("lend.sbatch", folder, nodes, ranks, job.run_dir.path, ())
-    told = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    lending = job.cluster.sbatch(script, f"--output={output}", *options, environ=told, cwd=ROOT)
+    reported = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    lending = job.cluster.sbatch(script, f"--output={output}", *options, environ=reported, cwd=ROOT)
     return SlurmJob(job.cluster, job.run_dir, output, lending)
 
 
-def until_told(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
-    """The command of a job of groups of ``size`` ranks that trains until it is told to leave, and is not queued again.
+def until_reported(*flags: str, groups: int | None = None, size: int = 1) -> tuple[str, ...]:
+    """The command of a job of groups of ``size`` ranks that trains until it is asked to leave, and is not queued again.
     With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
     number = () if groups is None else ("--num-groups", str(groups))
     toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)

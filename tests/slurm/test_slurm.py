@@ -17,9 +17,9 @@ import pytest
 
 from spare_megatron.config.injection import VARIABLE
 from tests.process.harness import toy_digests
-from tests.process.returning import calm_weights, check_voted
+from tests.process.returning import check_voted, failure_free_weights
 from tests.slurm.cluster import Cluster
-from tests.slurm.jobs import OWN, PIECES, QUICK, STEPS, TOY, SlurmJob, lend, live, node_of, submit, until_told
+from tests.slurm.jobs import OWN, PIECES, QUICK, STEPS, TOY, SlurmJob, lend, live, node_of, submit, until_reported
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -33,9 +33,9 @@ MEGATRON = (
 
 
 @pytest.fixture(scope="module")
-def calm() -> str:
+def failure_free() -> str:
     """Digest of the weights without failures, of 2 groups of one rank: one engine computes all pieces."""
-    return calm_weights(STEPS, groups=2, pieces=PIECES)[-1]
+    return failure_free_weights(STEPS, groups=2, pieces=PIECES)[-1]
 
 
 def digest(run_dir: Path) -> str:
@@ -59,16 +59,16 @@ def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = 
 def hurry(job: SlurmJob, folder: Path) -> None:
     """Until the last step of a job that need not wait for its test any more."""
     (folder / QUICK).touch()
-    job.until("the last step", lambda: any(step == STEPS for _, step in lives(job)), timeout_s=120)
+    job.until("the last step", lambda: any(step == STEPS for _, step in job_attempts(job)), timeout_s=120)
 
 
-def until_life(job: SlurmJob, number: int) -> None:
+def until_attempt(job: SlurmJob, number: int) -> None:
     """Until it has committed a step."""
-    job.until(f"life {number}", lambda: any(life == number for life, _ in lives(job)))
+    job.until(f"job attempt {number}", lambda: any(job_attempt == number for job_attempt, _ in job_attempts(job)))
 
 
-def lives(job: SlurmJob) -> list[tuple[int, int]]:
-    """(life, step) of every committed step."""
+def job_attempts(job: SlurmJob) -> list[tuple[int, int]]:
+    """(job attempt, step) of every committed step."""
     return [(line["life"], line["step"]) for line in job.metrics]
 
 
@@ -86,8 +86,8 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
         job.until(f"the loss of {node} is masked", lambda: job.metrics[-1]["live_groups"] == left)
 
     kill("n4")
-    fencing, office = job.fencing(), job.coordinator_node()
-    kill(office)
+    fencing, active_coordinator = job.fencing(), job.coordinator_node()
+    kill(active_coordinator)
     assert job.coordinator_node() not in killed
     assert job.fencing() > fencing
     if "n1" not in killed:
@@ -98,19 +98,19 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
     job.check_every_step_once(STEPS)
     summary = json.loads(job.run_dir.summary.read_text())
     assert (summary["outcome"], summary["failures_masked"], summary["steps_lost"]) == ("finished", len(killed), 0)
-    told = job.until_ended()
-    assert (told["JobState"], told["Restarts"]) in [("CANCELLED", "0"), ("COMPLETING", "0")]
+    reported = job.until_ended()
+    assert (reported["JobState"], reported["Restarts"]) in [("CANCELLED", "0"), ("COMPLETING", "0")]
     assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
 
 
 def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_queue_the_job_again(
-    cluster: Cluster, tmp_path: Path, calm: str
+    cluster: Cluster, tmp_path: Path, failure_free: str
 ) -> None:
-    """One job of four lives."""
+    """One job of four job attempts."""
     job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
     job.until_step(4)
     os.kill(job.ranks()[1], signal.SIGKILL)
-    until_life(job, 2)
+    until_attempt(job, 2)
     assert cluster.show(job.id)["Restarts"] == "0"
     assert "the job starts again from" in job.output.read_text()
     job.until_step(job.metrics[-1]["step"] + 4)
@@ -118,8 +118,8 @@ def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_qu
     cluster.call("scancel", "--signal=TERM", job.id)
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")
     assert "leaves with exit code 4" in job.output.read_text()
-    until_life(job, 3)
-    left = max(step for life, step in lives(job) if life == 2)
+    until_attempt(job, 3)
+    left = max(step for job_attempt, step in job_attempts(job) if job_attempt == 2)
     assert 8 <= left < STEPS
     job.until_step(job.metrics[-1]["step"] + 4)
 
@@ -129,11 +129,11 @@ def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_qu
     job.until("the other job has run", lambda: cluster.show(urgent)["JobState"] == "COMPLETED")
     # Before that, what ends is the start before: its nodes confirm it while the job is queued again.
     hurry(job, tmp_path)
-    told = job.until_ended()
-    assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
+    reported = job.until_ended()
+    assert (reported["JobState"], reported["ExitCode"]) in GOOD, job.report()
     # Slurm 24.05 and newer queue it again, older ones leave that to spare-slurm; if both did, it would start once more.
-    assert told["Restarts"] == "2", job.report()
-    check_restarted(job, calm, 4)
+    assert reported["Restarts"] == "2", job.report()
+    check_restarted(job, failure_free, 4)
 
 
 def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_group(
@@ -141,7 +141,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
 ) -> None:
     """Three groups of two nodes and a spare one. A group whose process dies is started again where it ran. When nothing
     is spare any more, a node of group 1 and one of group 2 die at once: the two that are left are one whole group."""
-    words = until_told("--piece-s", "0.05", groups=3, size=2)
+    words = until_reported("--piece-s", "0.05", groups=3, size=2)
     job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=7, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -174,7 +174,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
 def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
     """A group of two nodes waits for one that does not answer for a while; then it loses it for good, and a lent one
     completes the group, which is drained before that leaves. Nothing is lent to a job that is over."""
-    words = until_told("--piece-s", "0.05", groups=2, size=2)
+    words = until_reported("--piece-s", "0.05", groups=2, size=2)
     job = submit(cluster, tmp_path, words, nodes=4, ranks=1)
     job.until_step(4)
     cluster.pause_node("n4", True)
@@ -214,7 +214,7 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
     """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
-    words = until_told("--redundancy", "3", groups=3)
+    words = until_reported("--redundancy", "3", groups=3)
     job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=4, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -235,7 +235,7 @@ def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, 
 
 @pytest.mark.full
 def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: Path) -> None:
-    words = until_told("--redundancy", "2", "--spare-group-restart-pause-s", "0", groups=2)
+    words = until_reported("--redundancy", "2", "--spare-group-restart-pause-s", "0", groups=2)
     job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=3, ranks=1)
     job.until_step(2)
     for again in (1, 2, 3):
@@ -249,7 +249,9 @@ def test_a_node_that_fails_three_times_is_left_out(cluster: Cluster, tmp_path: P
 
 
 @pytest.mark.full
-def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(
+    cluster: Cluster, tmp_path: Path, failure_free: str
+) -> None:
     job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
     job.until_step(4)
     cluster.kill_node("n2")
@@ -258,36 +260,38 @@ def test_a_planned_restart_after_a_nodes_death_gets_new_nodes(cluster: Cluster, 
     assert "leaves with exit code 4" in job.output.read_text()
     # Before that, what ends is the first start: its nodes confirm it while the job is queued again.
     hurry(job, tmp_path)
-    told = job.until_ended()
-    assert (told["JobState"], told["ExitCode"]) in GOOD, job.report()
-    check_restarted(job, calm)
+    reported = job.until_ended()
+    assert (reported["JobState"], reported["ExitCode"]) in GOOD, job.report()
+    check_restarted(job, failure_free)
 
 
-def check_restarted(job: SlurmJob, calm: str, last_life: int = 2) -> None:
-    """Restarts lost no step, and all groups trained every life but the first."""
+def check_restarted(job: SlurmJob, failure_free: str, last_attempt: int = 2) -> None:
+    """Restarts lost no step, and all groups trained every job attempt but the first."""
     lines = job.metrics
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1)), job.report()
     assert {line["live_groups"] for line in lines if line["life"] > 1} == {2}
-    assert sorted({line["life"] for line in lines}) == list(range(1, last_life + 1))
+    assert sorted({line["life"] for line in lines}) == list(range(1, last_attempt + 1))
     summary = json.loads(job.run_dir.summary.read_text())
     found = (summary["lives"], summary["steps_lost"], summary["wipe_outs"], summary["failures_masked"])
-    assert found == (last_life, 0, 0, 1)
-    assert digest(job.run_dir.path) == calm
+    assert found == (last_attempt, 0, 0, 1)
+    assert digest(job.run_dir.path) == failure_free
 
 
-def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, calm: str) -> None:
+def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, failure_free: str) -> None:
     job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
     job.until_step(4)
     # scancel may end with "try again later" after the signal has arrived; the element's exit code tells that it did.
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job.id}_1"], env=cluster.environ, check=False, timeout=60)
-    until_life(job, 2)
+    until_attempt(job, 2)
     hurry(job, tmp_path)
     job.until("no element is left", lambda: not cluster.jobs())
     assert cluster.show(f"{job.id}_1")["ExitCode"] == "4:0"
     assert cluster.show(f"{job.id}_2")["ExitCode"] == "0:0"
-    assert sorted({life for life, _ in lives(job)}) == [1, 2], "an element ran that had nothing left to do"
-    assert [step for _, step in lives(job)] == list(range(1, STEPS + 1))
-    assert digest(job.run_dir.path) == calm
+    assert sorted({job_attempt for job_attempt, _ in job_attempts(job)}) == [1, 2], (
+        "an element ran that had nothing left to do"
+    )
+    assert [step for _, step in job_attempts(job)] == list(range(1, STEPS + 1))
+    assert digest(job.run_dir.path) == failure_free
 
 
 def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
@@ -295,8 +299,8 @@ def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, (*OWN, *MEGATRON), nodes=2, environ={VARIABLE: "hang:group=1,step=6,at=forward"})
     job.until_step(2, timeout_s=180)
     cluster.kill_node("n2")
-    told = job.until_ended()
-    assert told["ExitCode"] == "0:0", job.report()
+    reported = job.until_ended()
+    assert reported["ExitCode"] == "0:0", job.report()
     job.check_every_step_once(12)
     assert job.metrics[-1]["live_groups"] == 1
     assert job.run_dir.log_of(1, 1).is_file()
@@ -305,8 +309,8 @@ def test_pretrain_gpt_outlives_a_node(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_users_error_ends_the_job_with_one_sentence(cluster: Cluster, tmp_path: Path) -> None:
     job = submit(cluster, tmp_path, (*OWN, "--group-size", "3", "tests/process/toy_train.py"), nodes=2)
-    told = job.until_ended()
-    assert told["ExitCode"] == "2:0"
+    reported = job.until_ended()
+    assert reported["ExitCode"] == "2:0"
     assert job.output.read_text().startswith(
         "spare-slurm: the job has 4 ranks (2 nodes), which is no multiple of the 3"
     )

@@ -163,10 +163,12 @@ def prepare(source: TensorSource, found: str, wish: Wish, origin: Path) -> tuple
     return Prepared(source, shape, wish.dtype), new
 
 
-def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callable[[Entry, int, int], None]) -> str:
+def convert(
+    load_dir: Path, loader: str, save_dir: Path, wish: Wish, announce: Callable[[Entry, int, int], None]
+) -> str:
     """Convert a checkpoint; returns a sentence that says what was written.
 
-    ``say`` is called after each tensor with its entry, the bytes written so far and the bytes of all tensors.
+    ``announce`` is called after each tensor with its entry, the bytes written so far and the bytes of all tensors.
     ConfigError where the conversion is impossible.
     """
     source, found = open_source(load_dir, loader)
@@ -174,17 +176,17 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
     prepared, new = prepare(source, found, wish, files)
     total, done = sum(_bytes(entry, prepared) for entry in entries(prepared.shape)), 0
 
-    def told(entry: Entry) -> None:
+    def reported(entry: Entry) -> None:
         nonlocal done
         done += _bytes(entry, prepared)
-        say(entry, done, total)
+        announce(entry, done, total)
 
     if wish.saver == "hf":
         refuse_unknown_to_transformers(source.args, str(load_dir))
         if any(save_dir.glob("*.safetensors")):
             raise ConfigError(f"--save-dir {save_dir} already has a model; give an empty directory")
         prepared.folder = files
-        notes = hugging_face.write(prepared, save_dir, wish.hf_kind, told, wish.part_bytes)
+        notes = hugging_face.write(prepared, save_dir, wish.hf_kind, reported, wish.part_bytes)
         travelled = tokenizer_files.copy(files, save_dir, config=False)
         return "; ".join([_sentence(found, "hf", prepared, save_dir, travelled), *notes])
     directory = save_dir / folder.iteration_name(prepared.iteration)
@@ -197,10 +199,10 @@ def convert(load_dir: Path, loader: str, save_dir: Path, wish: Wish, say: Callab
         travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
         args = _args(prepared, new, wish, save_dir)
         if wish.saver == "torch_dist":
-            torch_dist.write(prepared, partial, args, new, told)
+            torch_dist.write(prepared, partial, args, new, reported)
             folder.write_manifest(partial, entries_of(partial))
         else:
-            mp_rank.write(prepared, partial, args, new, wish.implementation, told)
+            mp_rank.write(prepared, partial, args, new, wish.implementation, reported)
     folder.publish(partial, save_dir, prepared.iteration)
     folder.discard_partials(save_dir)
     words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))

@@ -83,12 +83,13 @@ def rotary(config: ConfigValues) -> dict[str, Any]:
 def _share(config: ConfigValues, scaling: Mapping[str, Any]) -> float:
     """The share of a head's channels that is rotated."""
     usual = SHARES.get(config.kind, 1.0)
-    said = [one["partial_rotary_factor"] for one in (scaling, config.config) if "partial_rotary_factor" in one]
-    if any(one != said[0] for one in said):
+    reported = [one["partial_rotary_factor"] for one in (scaling, config.config) if "partial_rotary_factor" in one]
+    if any(one != reported[0] for one in reported):
         raise ConfigError(
-            f"config.json has partial_rotary_factor {shown(said[0])} and {shown(said[1])}, which differ; keep one"
+            f"config.json has partial_rotary_factor {shown(reported[0])} and {shown(reported[1])}, which differ; keep "
+            f"one"
         )
-    share = number("partial_rotary_factor", said[0] if said else usual)
+    share = number("partial_rotary_factor", reported[0] if reported else usual)
     if share != 1.0 and (config.kind not in SHARES or share > 1.0):
         raise ConfigError(f"config.json has partial_rotary_factor {share}, which is not converted; only {usual} is")
     return share

@@ -73,12 +73,12 @@ class HuggingFaceSource:
 
 
 def write(
-    source: TensorSource, folder: Path, kind: str | None, say: Callable[[Entry], None], part_bytes: int
+    source: TensorSource, folder: Path, kind: str | None, announce: Callable[[Entry], None], part_bytes: int
 ) -> list[str]:
     """Write a Hugging Face model from a source, in files of at most ``part_bytes`` bytes.
 
     ``config.json`` is the one in ``source.folder`` with what training changed, where that is of this model; else it is
-    made from its shape. ``kind`` None takes the kind that the model had, or that fits the shape. ``say`` is called
+    made from its shape. ``kind`` None takes the kind that the model had, or that fits the shape. ``announce`` is called
     after each tensor of the source. Returns sentences for the user. Files get their names when all are written; what
     an error leaves is removed.
     """
@@ -92,7 +92,7 @@ def write(
     partial.mkdir(parents=True)
     try:
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        _write_parts(source, partial, str(config["model_type"]), rows, say, part_bytes)
+        _write_parts(source, partial, str(config["model_type"]), rows, announce, part_bytes)
         for path in sorted(partial.iterdir()):
             os.replace(path, folder / path.name)
     except BaseException:
@@ -107,14 +107,14 @@ def _value_of(reader: _Parts, part: Mapping[str, tuple[Entry, Any, Any]], name: 
 
 
 def _write_parts(
-    source: TensorSource, folder: Path, kind: str, rows: int, say: Callable[[Entry], None], part_bytes: int
+    source: TensorSource, folder: Path, kind: str, rows: int, announce: Callable[[Entry], None], part_bytes: int
 ) -> None:
     parts = _parts(source, kind, rows, part_bytes)
     index: dict[str, str] = {}
     total = 0
     for number, part in enumerate(parts, 1):
         name = "model.safetensors" if len(parts) == 1 else f"model-{number:05d}-of-{len(parts):05d}.safetensors"
-        reader = _Parts(source, kind, rows, say)
+        reader = _Parts(source, kind, rows, announce)
         sizes = {one: (dtype, size) for one, (_, dtype, size) in part.items()}
         total += safetensors_file.write(folder / name, sizes, functools.partial(_value_of, reader, part))
         index |= dict.fromkeys(part, name)
@@ -151,8 +151,8 @@ class _Parts:
     """Gives the values of Hugging Face's tensors. It keeps what came of the last tensor of the source, because several
     of Hugging Face's may come from one."""
 
-    def __init__(self, source: TensorSource, kind: str, rows: int, say: Callable[[Entry], None]) -> None:
-        self._source, self._kind, self._rows, self._say = source, kind, rows, say
+    def __init__(self, source: TensorSource, kind: str, rows: int, announce: Callable[[Entry], None]) -> None:
+        self._source, self._kind, self._rows, self._announce = source, kind, rows, announce
         self._entry: Entry | None = None
         self._made: dict[str, torch.Tensor] = {}
 
@@ -174,5 +174,5 @@ class _Parts:
         tensor = self._source.read(entry)
         tensor = with_vocabulary(tensor, self._rows) if entry.vocabulary else tensor
         parts = rule.split(tensor, self._source.shape)
-        self._say(entry)
+        self._announce(entry)
         return parts

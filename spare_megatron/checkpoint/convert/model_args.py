@@ -108,10 +108,10 @@ def vocabulary_ids(args: Mapping[str, Any]) -> int | None:
 
     Megatron's own args have only ``vocab_size``, the flag, to which NullTokenizer adds an end token.
     """
-    said, padded = args.get(IDS), args.get("padded_vocab_size")
-    if said is None and args.get("vocab_size") is not None:
-        said = args["vocab_size"] + (args.get("tokenizer_type") == "NullTokenizer")
-    return said if said is None or padded is None else min(said, padded)
+    reported, padded = args.get(IDS), args.get("padded_vocab_size")
+    if reported is None and args.get("vocab_size") is not None:
+        reported = args["vocab_size"] + (args.get("tokenizer_type") == "NullTokenizer")
+    return reported if reported is None or padded is None else min(reported, padded)
 
 
 def _needed(args: Mapping[str, Any], name: str, where: str) -> Any:

@@ -97,7 +97,7 @@ class MpRankSource:
         self._refuse_unread()
 
     def _refuse_unread(self) -> None:
-        """Weights that no tensor of the model is read from would be lost without a word."""
+        """Weights that no tensor of the model is read from would be lost without a message."""
         known = {inner_name(entry, None, None, kind) for entry in entries(self.shape) for kind in IMPLEMENTATIONS}
         known = {_NUMBER.sub(".N.", name) for name in known}
         if self.shape.untie_embeddings_and_output_weights or self.layout.pipeline > 1:
@@ -202,9 +202,10 @@ def write(
     args: Mapping[str, Any],
     layout: Layout,
     implementation: str,
-    say: Callable[[Entry], None],
+    announce: Callable[[Entry], None],
 ) -> None:
-    """Write the weights of a source into ``directory``, split for ``layout``; ``say`` is called after each tensor."""
+    """Write the weights of a source into ``directory``, split for ``layout``; ``announce`` is called after each
+    tensor."""
     top = {"args": argparse.Namespace(**args), "checkpoint_version": 3.0, "iteration": source.iteration}
     ranks = [
         (tensor, pipeline, expert)
@@ -229,7 +230,7 @@ def write(
             for name in _names(entry, rank, source.shape, layout, implementation):
                 states[rank][name].copy_(parts[rank[0]])
                 release(states[rank][name])
-        say(entry)
+        announce(entry)
 
 
 def _split(entry: Entry, implementation: str) -> Entry:

@@ -1,6 +1,6 @@
 """Compares the tensors that a checkpoint stores with those that a conversion reads.
 
-A tensor that nobody reads is a part of the model that would be lost without a word: another output layer, the scales
+A tensor that nobody reads is a part of the model that would be lost without a message: another output layer, the scales
 of quantized weights, biases that the config does not announce. So it is refused, with its name, before anything is
 read. So are names that are missing and shapes that differ.
 """
@@ -92,13 +92,13 @@ def _check_numbers(folder: Path, shape: ModelShape, kind: str, stored: Iterable[
     """Layers and experts are counted first: a wrong number may be so large that a list of its tensors is too."""
     names = list(stored)
     layers = shape.num_layers + (shape.mtp_num_layers or 0)
-    for what, pattern, said in (("layer", _LAYER, layers), ("expert", _EXPERT, shape.num_experts)):
+    for what, pattern, reported in (("layer", _LAYER, layers), ("expert", _EXPERT, shape.num_experts)):
         found = 1 + max((int(match[1]) for name in names if (match := pattern.search(name))), default=-1)
         if what == "expert" and kind == "gpt_oss":  # whose experts' tensors are one, of which the shape is checked
             continue
-        if said is not None and said != found and (said > found or what == "expert"):
+        if reported is not None and reported != found and (reported > found or what == "expert"):
             raise ConfigError(
-                f"{folder} has weights of {found} {what}s, but its config.json says {said}; fetch the model again"
+                f"{folder} has weights of {found} {what}s, but its config.json says {reported}; fetch the model again"
             )
 
 

@@ -86,7 +86,7 @@ class TorchDistSource:
         self._refuse_unread()
 
     def _refuse_unread(self) -> None:
-        """Weights that no tensor of the model is read from would be lost without a word."""
+        """Weights that no tensor of the model is read from would be lost without a message."""
         read = {
             name
             for entry in entries(self.shape)
@@ -116,14 +116,14 @@ class TorchDistSource:
 
 
 def write(
-    source: TensorSource, directory: Path, args: Mapping[str, Any], layout: Layout, say: Callable[[Entry], None]
+    source: TensorSource, directory: Path, args: Mapping[str, Any], layout: Layout, announce: Callable[[Entry], None]
 ) -> None:
     """Write the weights of a source into ``directory``, in the parts that the ranks of ``layout`` will read.
 
-    ``say`` is called before each tensor of the source is written.
+    ``announce`` is called before each tensor of the source is written.
     """
     directory.mkdir(parents=True)
-    planner = _Streamed(source, layout.tensor, say)
+    planner = _Streamed(source, layout.tensor, announce)
     writer = FileSystemWriter(str(directory), single_file_per_rank=True, thread_count=1)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -144,8 +144,8 @@ def write(
 class _Streamed(SavePlanner):
     """A save planner that asks the source for a tensor when a part of it is to be written."""
 
-    def __init__(self, source: TensorSource, ranks: int, say: Callable[[Entry], None]) -> None:
-        self._source, self._ranks, self._say = source, ranks, say
+    def __init__(self, source: TensorSource, ranks: int, announce: Callable[[Entry], None]) -> None:
+        self._source, self._ranks, self._announce = source, ranks, announce
         self._entries: dict[MetadataIndex, Entry] = {}
         self._last: tuple[Entry, torch.Tensor] | None = None
 
@@ -171,7 +171,7 @@ class _Streamed(SavePlanner):
         if self._last is None or self._last[0] != entry:
             self._last = None  # frees the old tensor before the new one is read
             self._last = (entry, self._source.read(entry))
-            self._say(entry)
+            self._announce(entry)
         tensor = self._last[1]
         data_of = write_item.tensor_data
         assert data_of is not None

@@ -145,8 +145,8 @@ def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
 class Run:
     """One run of the tool: its progress, and its output files, which are opened when the dtype of tokens is known."""
 
-    def __init__(self, args: Namespace, say: Callable[[str], None]) -> None:
-        self._args, self._say = args, say
+    def __init__(self, args: Namespace, announce: Callable[[str], None]) -> None:
+        self._args, self._announce = args, announce
         self.files = inputs_of(args.input)
         settings = settings_of(args, self.files)
         self._record = Path(f"{args.output_prefix}.progress")
@@ -154,7 +154,7 @@ class Run:
         self.progress = found or EncodingProgress(settings, tokens=dict.fromkeys(args.json_keys, 0))
         self.outputs: dict[str, Output] = {}
         if found is not None:
-            say(f"Going on after {counted(found.documents, 'document')} of an interrupted run.")
+            announce(f"Going on after {counted(found.documents, 'document')} of an interrupted run.")
             self._open(found.dtype)
         self._start_s = self._kept_s = time.monotonic()
         self._bytes, self._before, self._tokens_before = 0, self.progress.documents, sum(self.progress.tokens.values())
@@ -174,11 +174,11 @@ class Run:
         for key, found in block.keys.items():
             self.outputs[key].add(found)
             progress.tokens[key] += int(found.lengths.sum())
-        said = progress.documents // self._args.log_interval
+        reported = progress.documents // self._args.log_interval
         progress.place, progress.documents = block.end, next(iter(self.outputs.values())).documents
         self._bytes += block.bytes_in
-        if progress.documents // self._args.log_interval > said:
-            self._say(f"Processed {progress.documents} documents {self.rates()}.")
+        if progress.documents // self._args.log_interval > reported:
+            self._announce(f"Processed {progress.documents} documents {self.rates()}.")
         if time.monotonic() - self._kept_s >= KEPT_EVERY_S:
             self.keep()
 
@@ -201,7 +201,7 @@ class Run:
         if not any(self.progress.tokens.values()):
             raise ConfigError(f"--input {' '.join(self._args.input)} has no text; give a file of JSON objects")
         elapsed = time.monotonic() - self._start_s
-        self._say(f"Processed {self.progress.documents} documents {self.rates()} in {elapsed:.1f} s.")
+        self._announce(f"Processed {self.progress.documents} documents {self.rates()} in {elapsed:.1f} s.")
         for output in self.outputs.values():
             output.prepare()
         self._record.unlink(missing_ok=True)
@@ -227,14 +227,14 @@ class Run:
             output.remove()
 
 
-def preprocess(args: Namespace, say: Callable[[str], None]) -> EncodingProgress:
+def preprocess(args: Namespace, announce: Callable[[str], None]) -> EncodingProgress:
     """Write the files and return what was written.
 
     Raises:
         ConfigError: the user must correct a flag or the input; what this run wrote is removed.
         WorkerLostError: a worker was killed; the progress file stays, and the same command goes on from it.
     """
-    run = Run(args, say)
+    run = Run(args, announce)
     try:
         for block in encoded(args, blocks(run.files, args.json_keys, BLOCK_BYTES, run.progress.place)):
             run.add(block)
@@ -256,23 +256,23 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit code: 2 for what the user must correct, 1 where the same command may be given
     again."""
 
-    def say(text: str) -> None:
+    def announce(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
     try:
         args = parse(sys.argv[1:] if words is None else words)
-        done = preprocess(args, say)
+        done = preprocess(args, announce)
     except ConfigError as error:
-        say(f"{PROGRAM}: {error}")
+        announce(f"{PROGRAM}: {error}")
         return 2
     except OSError as error:
-        say(
+        announce(
             f"{PROGRAM}: {error.filename or args.output_prefix} cannot be used: {error.strerror or error}; make room "
             "or check its rights, and give the same command again"
         )
         return 2
     except WorkerLostError as error:
-        say(f"{PROGRAM}: {error}; give the same command with fewer --workers, and it goes on where it stopped")
+        announce(f"{PROGRAM}: {error}; give the same command with fewer --workers, and it goes on where it stopped")
         return 1
     for key, tokens in done.tokens.items():
         print(f"{args.output_prefix}_{key}_document: {counted(done.documents, 'document')}, {counted(tokens, 'token')}")

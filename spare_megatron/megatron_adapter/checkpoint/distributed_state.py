@@ -112,7 +112,7 @@ def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
     The moments must be allocated. Returns what the distributed optimizer stored beside tensors, for each chained
     optimizer. ConfigError when the buckets are of another layout.
     """
-    told = []
+    found: list[dict[str, Any]] = []
     optimizers = replica.optimizer.chained_optimizers
     stored = read_metadata(directory).state_dict_metadata
     for number, plain in enumerate(optimizers):
@@ -122,7 +122,7 @@ def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
         _check_layout(directory, stored, prefix, size)
         root = f"{prefix}{_OF_RANK}{rank}"
         sizes, options = _objects(directory, root, stored, ("per_bucket_numel_unpadded", "optimizer", "grad_scaler"))
-        told.append(options)
+        found.append(options)
         mains = main_copies(plain)
         buffers = [one for chunk in replica.chunks for one in _buffers(chunk, experts)]
         for index, (buffer, in_buckets) in enumerate(zip(buffers, sizes, strict=True)):
@@ -132,7 +132,7 @@ def read_buckets(directory: Path, replica: Replica) -> list[dict[str, Any]]:
                 key = f"{root}.gbuf_idx_{index}.dtype_{dtype}.bucket_idx_{bucket}"
                 inside = [(mains[one], start) for one, (number_of, start) in where.items() if number_of == bucket]
                 _fill(directory, key, numel, plain, inside)
-    return told
+    return found
 
 
 def _buffers(chunk: Any, experts: bool) -> Iterator[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from spare_megatron.megatron_adapter.shared_words import gather_bytes
+from spare_megatron.megatron_adapter.json_collectives import gather_bytes
 from spare_megatron.megatron_adapter.shims import compute_device, install_cpu_shims
 
 install_cpu_shims()
@@ -137,14 +137,14 @@ class Checkpointer:
         return self._writer.take(state, directory, copied=copied)
 
 
-def save(directory: str | Path, replica: Replica, *, optimizer: bool = True, **told: Any) -> None:
+def save(directory: str | Path, replica: Replica, *, optimizer: bool = True, **stored: Any) -> None:
     """Write the group's state into ``directory``, which must be new or empty, and wait until it is written. Collective.
 
-    ``told`` has the keyword arguments of :meth:`Checkpointer.take`. An error while writing is raised only on its rank,
-    while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.worker.saving` instead.
+    ``stored`` has the keyword arguments of :meth:`Checkpointer.take`. An error while writing is raised only on its
+    rank, while the other ranks wait until their timeout; so jobs save with :mod:`spare_megatron.worker.saving` instead.
     """
     directory = Path(directory)
-    share = Checkpointer(replica, optimizer=optimizer).take(directory, copied=False, **told)
+    share = Checkpointer(replica, optimizer=optimizer).take(directory, copied=False, **stored)
     directory.mkdir(parents=True, exist_ok=True)
 
     def create(name: str) -> Any:
@@ -350,8 +350,8 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
     for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
         inner = _inner(part)
         for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
-            told = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
-            group.update({**told, "params": group["params"]})
+            stored = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
+            group.update({**stored, "params": group["params"]})
             for name in ("is_expert_parallel", *RATES):
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})

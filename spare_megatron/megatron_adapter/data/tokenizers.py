@@ -58,13 +58,15 @@ def build_tokenizer(args: Namespace) -> Any:
     check_files(args)
     if args.tiktoken_special_tokens and not args.tokenizer_special_tokens:
         args.tokenizer_special_tokens = args.tiktoken_special_tokens
-    said = f"--tokenizer-type {args.tokenizer_type}"
+    reported = f"--tokenizer-type {args.tokenizer_type}"
     try:
         with gpt2_files(args):
             tokenizer = build(args)
     except (OSError, ValueError, RuntimeError, AssertionError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{said} cannot be built: {reason[:300]}; check --tokenizer-model and its kind") from error
+        raise ConfigError(
+            f"{reported} cannot be built: {reason[:300]}; check --tokenizer-model and its kind"
+        ) from error
     check_vocab_size(args, int(tokenizer.vocab_size))
     return tokenizer
 

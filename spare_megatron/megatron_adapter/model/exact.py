@@ -13,7 +13,7 @@ accumulator, as large as both, is read and written once for two (not in ``exact3
 What waits is taken at the latest when the run's last backward pass of its chunk is over, or its end. What is taken
 first in a step is written over what the accumulator had.
 
-Sums over groups come back in fp32, converted where they were complete, with the witness of that
+Sums over groups come back in fp32, converted where they were complete, with the check vector of that
 (:mod:`spare_megatron.exact_sum.sum_conversion`). The norm by which the optimizer clips is a sum of integers too
 (:mod:`spare_megatron.exact_sum.gradient_norm`).
 
@@ -182,8 +182,8 @@ class ExactGradients:
     def scales(self) -> list[kernels.Digestible]:
         """What the exponents of the next step follow from. It must be the same on all groups: no checksum tells of
         integers that were rounded or converted by other scales."""
-        told = [self.format.values, float(self._optimizer.get_loss_scale().item())]
-        return [json.dumps(told).encode(), *self.format.tensors.values()]
+        reported = [self.format.values, float(self._optimizer.get_loss_scale().item())]
+        return [json.dumps(reported).encode(), *self.format.tensors.values()]
 
     def restore(self, state: Any, read_all: Callable[[], list[Any]]) -> None:
         """Go on from a checkpoint's :attr:`state` of this rank position, or where the layout was another one from those
@@ -404,12 +404,12 @@ class ExactGradients:
             return fault
         return self._kept_parts.fault(self._given, self._expected, "sum inside the group")
 
-    def result_fault(self, sums: Sequence[torch.Tensor], witness: torch.Tensor) -> str:
-        """Which parameter's reduced result is not what the pieces of all groups put in according to the ``witness``;
-        empty where all is right. ``sums`` are what those of :meth:`tensors` have become."""
+    def result_fault(self, sums: Sequence[torch.Tensor], check_vector: torch.Tensor) -> str:
+        """Which parameter's reduced result is not what the pieces of all groups put in according to the
+        ``check_vector``; empty where all is right. ``sums`` are what those of :meth:`tensors` have become."""
         if self._slots and self._flips is not None and self._flips("reduce", 0):
             flip_bit(sums[0][: self._kept[0][1].size])
-        missing, expected = witness.chunk(2)
+        missing, expected = check_vector.chunk(2)
         fault = self._kept_parts.named(missing, "sum over the groups")
         return fault or self._kept_parts.fault([one.view(torch.int32) for one in sums], expected, "reduced result")
 

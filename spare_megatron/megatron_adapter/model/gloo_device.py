@@ -92,7 +92,7 @@ def _listening() -> Iterator[int]:
 @contextlib.contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
     """The socket with this descriptor, which stays open. It is no duplicate: while one lives, whoever waits for events
-    of the socket hears of them after it is closed."""
+    of the socket learns of them after it is closed."""
     own = socket.socket(fileno=number)
     try:
         yield own

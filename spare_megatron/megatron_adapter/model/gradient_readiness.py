@@ -36,7 +36,7 @@ class Arrivals:
         self._counts = [0] * len(spans)
         """The number of additions to each parameter in the present pass of its chunk."""
         self._final = [False] * len(spans)
-        self._told = 0
+        self._reported = 0
         self._last: set[int] = set()
         """Chunks whose last pass of this run has begun."""
         self._ready: Callable[[int, int], None] | None = None
@@ -52,7 +52,7 @@ class Arrivals:
         """
         self._ready, self._late = ready, late
         self._final = [False] * len(self._spans)
-        self._told = 0
+        self._reported = 0
         self._last = set()
 
     def unwatch(self) -> None:
@@ -72,8 +72,8 @@ class Arrivals:
         self._counts[number] += 1
         if self._spans[number].chunk not in self._last:
             return
-        if number < self._told:
-            assert self._late is not None, "nobody is told"
+        if number < self._reported:
+            assert self._late is not None, "nothing is sent"
             self._late(number)
         elif self._counts[number] == self._usual[number]:
             self._final[number] = True
@@ -89,10 +89,10 @@ class Arrivals:
             self._tell()
 
     def _tell(self) -> None:
-        before = self._told
-        while self._told < len(self._spans) and self._final[self._told]:
-            self._told += 1
-        if self._told > before:
-            assert self._ready is not None, "nobody is told"
-            span = self._spans[self._told - 1]
+        before = self._reported
+        while self._reported < len(self._spans) and self._final[self._reported]:
+            self._reported += 1
+        if self._reported > before:
+            assert self._ready is not None, "nothing is sent"
+            span = self._spans[self._reported - 1]
             self._ready(span.tensor, span.stop)

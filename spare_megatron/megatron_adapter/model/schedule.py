@@ -53,10 +53,10 @@ _AUTO_SCALERS = auto_scalers()
 
 
 class PassWatch(Protocol):
-    """Is told to which piece each backward pass of this rank belongs."""
+    """Receives the piece to which each backward pass of this rank belongs."""
 
     needs_all: bool
-    """Whether each backward pass must be told of; else passes of chunks whose output is no tensor are left out."""
+    """Whether each backward pass must be reported; else passes of chunks whose output is no tensor are left out."""
 
     def pass_begins(self, chunk: int, ticket: Ticket | None, n: int, *, ends_piece: bool, ends_run: bool) -> None:
         """A backward pass of one microbatch of ``ticket``'s piece (None: of a pad) begins on ``chunk``; ``ends_piece``:
@@ -86,7 +86,7 @@ class PieceRun:
     on_piece: PieceHook | None = None
     forward_only: bool = False
     arrivals: Arrivals | None = None
-    """Is told of the backward passes of each chunk."""
+    """Receives the backward passes of each chunk."""
     passes: PassWatch | None = None
     _order: list[_Which] = field(default_factory=list)
     """What was taken so far."""

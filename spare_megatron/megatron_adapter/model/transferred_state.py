@@ -84,8 +84,8 @@ class TransferableState:
         replica = self.replica
         self.applied = step
         give_first_state(replica)
-        for part, told in zip(_parts(replica), values["optimizers"], strict=True):
-            _adopt_values(part, told)
+        for part, reported in zip(_parts(replica), values["optimizers"], strict=True):
+            _adopt_values(part, reported)
             if hasattr(part, _HALVES):
                 part._copy_main_params_to_model_params()
         vars(replica.scheduler).update(values["schedule"])
@@ -130,15 +130,15 @@ def _values_of(part: Any) -> dict[str, Any]:
     }
 
 
-def _adopt_values(part: Any, told: Mapping[str, Any]) -> None:
-    for group, options in zip(part.param_groups, told["options"], strict=True):
+def _adopt_values(part: Any, reported: Mapping[str, Any]) -> None:
+    for group, options in zip(part.param_groups, reported["options"], strict=True):
         group.update({name: _like(group.get(name), value) for name, value in options.items()})
     counting = [state for _, _, state in _updated(part) if "step" in state]
-    for state, count in zip(counting, told["steps"], strict=True):
+    for state, count in zip(counting, reported["steps"], strict=True):
         state["step"] = _like(state["step"], count)
-    if told["scaler"]:
+    if reported["scaler"]:
         own = part.grad_scaler.state_dict()
-        part.grad_scaler.load_state_dict({name: _like(own[name], value) for name, value in told["scaler"].items()})
+        part.grad_scaler.load_state_dict({name: _like(own[name], value) for name, value in reported["scaler"].items()})
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The event streams that are open: each gets what is told to all, a slow one less often. For one event loop."""
+"""The event streams that are open: each gets what is sent to all, a slow one less often. For one event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EventStream:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what waits; everything is told from here."""
+        """Forget what waits; everything is sent from here."""
         while not self._texts.empty():
             self._texts.get_nowait()
         for text in self._whole():
@@ -43,7 +43,7 @@ class EventStreams:
     """All open streams."""
 
     def __init__(self, whole: Callable[[], list[str]]) -> None:
-        """``whole`` makes the texts with which a stream begins; those told later change what they say."""
+        """``whole`` makes the texts with which a stream begins; those sent later change what they say."""
         self._whole, self._open = whole, set[EventStream]()
 
     @property

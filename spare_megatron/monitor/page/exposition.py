@@ -20,7 +20,7 @@ STATES = ("starting", "live", "patching", "learning", "dead")
 GAUGES = {
     "readable": "1 where the run directory can be read, else 0",
     "running": "1 until the job has ended for good",
-    "last_progress_timestamp_seconds": "when a step was committed last, or a life began",
+    "last_progress_timestamp_seconds": "when a step was committed last, or a job attempt began",
     "step": "last committed step",
     "last_step": "step that ends the job",
     "step_seconds": "length of the last committed step",
@@ -31,7 +31,7 @@ GAUGES = {
     "hosts_least": "fewest live hosts of a shard; the loss of them all is a wipe-out",
     "lives": "starts of the job in this run directory",
     "save_interval_steps": "steps between two saves; absent where none are planned",
-    "steps_since_save": "committed steps that are in no checkpoint of this life",
+    "steps_since_save": "committed steps that are in no checkpoint of this job attempt",
     "wall_seconds": "wall time of the job so far",
     "effective_training_ratio": "effective training time as a share of the wall time",
 }
@@ -85,20 +85,20 @@ _Found = tuple[Mapping[str, float], Mapping[str, float], Counter[str], Mapping[s
 
 def _figures(picture: JobPicture) -> _Found | None:
     """Gauges, counters, groups by state, seconds by part, failures by whether they were masked; None before the first
-    life."""
+    job attempt."""
     history, series = picture.history, picture.series
-    if not history.lives:
+    if not history.job_attempts:
         return None
-    life, wall_time = history.life, picture.wall_time()
-    in_life = [save.step for save in history.saves[-1:] if save.time_s >= life.opened_s]
+    job_attempt, wall_time = history.job_attempt, picture.wall_time()
+    in_attempt = [save.step for save in history.saves[-1:] if save.time_s >= job_attempt.opened_s]
     values = {
         "running": float(not picture.is_over),
-        "last_progress_timestamp_seconds": max([life.opened_s, *series.time_unix_s[-1:]]),
-        "step": life.committed,
-        "last_step": life.spec.last_step,
-        "redundancy": len(life.spec.offsets),
-        "lives": len(history.lives),
-        "steps_since_save": life.committed - max([life.spec.first_step, *in_life]),
+        "last_progress_timestamp_seconds": max([job_attempt.opened_s, *series.time_unix_s[-1:]]),
+        "step": job_attempt.committed,
+        "last_step": job_attempt.spec.last_step,
+        "redundancy": len(job_attempt.spec.offsets),
+        "lives": len(history.job_attempts),
+        "steps_since_save": job_attempt.committed - max([job_attempt.spec.first_step, *in_attempt]),
         "wall_seconds": wall_time.wall_s,
     }
     if series.step:
@@ -106,14 +106,14 @@ def _figures(picture: JobPicture) -> _Found | None:
         values["effective_training_ratio"] = wall_time.share("train")
         if math.isfinite(series.loss[-1]):
             values["loss"] = series.loss[-1]
-    if life.save_interval:
-        values["save_interval_steps"] = life.save_interval
+    if job_attempt.save_interval:
+        values["save_interval_steps"] = job_attempt.save_interval
     if picture.status.get("hosts_least") is not None:
         values["hosts_least"] = picture.status["hosts_least"]
     if picture.status.get("load"):
         values["load_pieces"] = max(picture.status["load"].values())
-    told = picture.status.get("groups", {})
-    speeds = [told[name]["speed"] for name in map(str, history.live) if "speed" in told.get(name, {})]
+    reported = picture.status.get("groups", {})
+    speeds = [reported[name]["speed"] for name in map(str, history.live) if "speed" in reported.get(name, {})]
     if speeds:
         values["slowest_speed"] = min(speeds)
     counts = {"steps": len(series.step), "returns": len(history.returns), "saves": len(history.saves)}

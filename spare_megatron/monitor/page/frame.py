@@ -26,7 +26,7 @@ class Frame:
     """By group."""
     parts: Sequence[tuple[str, str, str, float]] = ()
     """(name, what it is called, time as text, share) of the parts of the wall time, longest first."""
-    told: Sequence[Mapping[str, Any]] = ()
+    listed: Sequence[Mapping[str, Any]] = ()
     """The last happenings, in order."""
     points: Sequence[StepPoint] = ()
 
@@ -45,7 +45,7 @@ def changes(before: Frame | None, after: Frame) -> dict[str, Any]:
         new["cells"] = cells
     if after.parts != shown.parts:
         new["parts"] = after.parts
-    for name, was, now in (("told", shown.told, after.told), ("points", shown.points, after.points)):
+    for name, was, now in (("told", shown.listed, after.listed), ("points", shown.points, after.points)):
         if now != was:
             same = next((n for n, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
             new[name] = {"from": same, "list": now[same:]}

@@ -70,7 +70,7 @@ class PageServer:
     def __init__(self, runs: Sequence[FollowedRun], token: str) -> None:
         self._runs = runs
         self._streams = EventStreams(self._whole)
-        self.visitors = Visitors(_say)
+        self.visitors = Visitors(_announce)
         self._page, self._policy = page_text()
         self.app = web.Application(middlewares=[door(token, self.visitors.let_in)])
         self.app.add_routes(
@@ -211,7 +211,7 @@ async def opened(server: PageServer, host: str, port: int) -> tuple[web.AppRunne
     return runner, taken
 
 
-def _say(text: str) -> None:
+def _announce(text: str) -> None:
     sys.stderr.write(f"spare-page: {text}\n")
 
 

@@ -25,7 +25,7 @@ from spare_megatron.monitor.speed_texts import speed_lines
 from spare_megatron.monitor.status_texts import outlook
 from spare_megatron.monitor.wall_time import PARTS, WallTime
 
-TOLD_MAX = 200
+REPORTED_MAX = 200
 QUIET_S = 10.0
 """A status that has been the same for longer is remarkable; said in steps of so much."""
 USUAL = 0.15
@@ -44,20 +44,20 @@ class RunDrawing:
         """The frame at ``now_unix_s``, seconds since 1970."""
         if picture is not self._picture:
             self._picture, self._points, self._key = picture, StepPoints(), None
-            self._told: list[Mapping[str, Any]] = []
+            self._listed: list[Mapping[str, Any]] = []
         wall_time = picture.wall_time()
         history = picture.history
-        ended = [life.ended_s for life in history.lives]
-        coordinators = sum(len(life.coordinators_s) for life in history.lives)
+        ended = [job_attempt.ended_s for job_attempt in history.job_attempts]
+        coordinators = sum(len(job_attempt.coordinators_s) for job_attempt in history.job_attempts)
         numbers = (len(history.failures), len(history.returns), len(history.saves), coordinators)
-        key = (*numbers, len(wall_time.steps), len(wall_time.lives), *ended, *history.returns[-1:])
+        key = (*numbers, len(wall_time.steps), len(wall_time.job_attempts), *ended, *history.returns[-1:])
         if key != self._key:
-            self._key, self._told = key, _told(picture, wall_time)
+            self._key, self._listed = key, _listed(picture, wall_time)
         return Frame(
             _head(picture, wall_time, now_unix_s),
             cells_of(picture),
             tuple(_parts(wall_time)),
-            self._told,
+            self._listed,
             self._points.take(picture.series),
         )
 
@@ -65,38 +65,40 @@ class RunDrawing:
 def cells_of(picture: JobPicture) -> tuple[Cell, ...]:
     """How all groups are."""
     history, status = picture.history, picture.status
-    if not history.lives:
+    if not history.job_attempts:
         return ()
-    life, load = history.life, status.get("load", {})
+    job_attempt, load = history.job_attempt, status.get("load", {})
     learners, stages, known = (status.get(name, {}) for name in ("learners", "learning", "groups"))
     cells = list[Cell]()
-    for group in range(life.spec.num_groups):
+    for group in range(job_attempt.spec.num_groups):
         name = str(group)
         if group in history.live:
             state = "patching" if group in history.patching else "live"
             speed = known.get(name, {}).get("speed", 0.0)
             speed = 1.0 if abs(speed - 1) < USUAL else round(speed, 1)
             cells.append((state, load.get(name, 0), history.live[group], "", speed))
-        elif name in learners and life.ended_s is None:
+        elif name in learners and job_attempt.ended_s is None:
             cells.append(("learning", 0, learners[name], stages.get(name, ""), 0.0))
         else:
-            cells.append(("starting" if life.begun_s is None and life.ended_s is None else "dead", 0, -1, "", 0.0))
+            cells.append(
+                ("starting" if job_attempt.begun_s is None and job_attempt.ended_s is None else "dead", 0, -1, "", 0.0)
+            )
     return tuple(cells)
 
 
 def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[str, Any]:
     history, status = picture.history, picture.status
-    if not history.lives:
+    if not history.job_attempts:
         return {"phase": "starting", "tone": "", "facts": (), "lines": ("no group has come yet",)}
-    life, quiet_s = history.life, picture.quiet_s(now_unix_s)
+    job_attempt, quiet_s = history.job_attempt, picture.quiet_s(now_unix_s)
     lines = [*outlook(status), *speed_lines(status)] if status else []
     if quiet_s > QUIET_S:
         whole_s = QUIET_S * (quiet_s // QUIET_S)
         quiet = f"{whole_s:g} s" if whole_s < 60 else duration(whole_s)
         lines.insert(0, f"the coordinator has written nothing new for {quiet}")
-    phase = life.outcome or ("starting" if life.begun_s is None else "training")
-    tone = "bad" if life.outcome in ("wipe-out", "failed") else "warn" if quiet_s > QUIET_S else "good"
-    if status.get("hosts_least") == 1 < len(life.spec.offsets) and phase == "training":
+    phase = job_attempt.outcome or ("starting" if job_attempt.begun_s is None else "training")
+    tone = "bad" if job_attempt.outcome in ("wipe-out", "failed") else "warn" if quiet_s > QUIET_S else "good"
+    if status.get("hosts_least") == 1 < len(job_attempt.spec.offsets) and phase == "training":
         tone = "warn"
     return {
         "phase": phase,
@@ -104,28 +106,28 @@ def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[s
         "facts": tuple(_facts(picture)),
         "effective": effective_text(wall_time),
         "lines": tuple(lines),
-        "share": life.committed / max(1, life.spec.last_step),
-        "marks": [round(failure.time_s, 3) for failure in history.failures[-TOLD_MAX:]],
-        "began": f"began {clock(history.lives[0].opened_s)} UTC",
+        "share": job_attempt.committed / max(1, job_attempt.spec.last_step),
+        "marks": [round(failure.time_s, 3) for failure in history.failures[-REPORTED_MAX:]],
+        "began": f"began {clock(history.job_attempts[0].opened_s)} UTC",
     }
 
 
 def _facts(picture: JobPicture) -> Iterator[tuple[str, str]]:
     """(name, value)."""
     history, series = picture.history, picture.series
-    life = history.life
-    yield "step", f"{life.committed} of {life.spec.last_step}"
+    job_attempt = history.job_attempt
+    yield "step", f"{job_attempt.committed} of {job_attempt.spec.last_step}"
     if series.step:
         yield "loss", f"{series.loss[-1]:.4f}" if math.isfinite(series.loss[-1]) else "-"
         yield "step time", duration(series.step_time_s[-1])
-    yield "groups live", f"{len(history.live)} of {life.spec.num_groups}"
-    if picture.status.get("load") and life.ended_s is None:
+    yield "groups live", f"{len(history.live)} of {job_attempt.spec.num_groups}"
+    if picture.status.get("load") and job_attempt.ended_s is None:
         yield "load", counted(max(picture.status["load"].values()), "piece")
     masked = sum(failure.masked for failure in history.failures)
     others = len(history.failures) - masked
     yield "failures", f"{masked} masked" + (f", {others} not" if others else "")
     yield "returns", str(len(history.returns))
-    yield "lives", str(len(history.lives))
+    yield "lives", str(len(history.job_attempts))
 
 
 def _parts(wall_time: WallTime) -> Iterator[tuple[str, str, str, float]]:
@@ -136,10 +138,10 @@ def _parts(wall_time: WallTime) -> Iterator[tuple[str, str, str, float]]:
         yield part, PARTS[part], f"{duration(seconds)}, {share(portion)}", round(max(0.0, portion), 4)
 
 
-def _told(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
+def _listed(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
     """The last happenings, each with the controller's reason and cost where it has them."""
     costs = iter(sorted(picture.failures(wall_time), key=lambda cost: cost.failure.time_s))
-    told: list[Mapping[str, Any]] = []
+    listed: list[Mapping[str, Any]] = []
     saves = 0  # in a row
     for one in happenings(picture):
         entry: dict[str, Any] = {"time": one.time_s, "clock": clock(one.time_s), "kind": one.kind, "text": one.text}
@@ -155,8 +157,8 @@ def _told(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
         elif one.kind == "save":
             saves += 1
             if saves > 1:  # they would push out what happens less often
-                told.pop()
+                listed.pop()
                 entry["text"] += f", and {saves - 1} before it"
         saves = saves if one.kind == "save" else 0
-        told.append(entry)
-    return told[-TOLD_MAX:]
+        listed.append(entry)
+    return listed[-REPORTED_MAX:]

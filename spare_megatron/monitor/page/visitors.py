@@ -25,11 +25,11 @@ HEAD_S = 10.0
 class Visitors:
     """The connections of one server."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, announce: Callable[[str], None]) -> None:
+        self._announce = announce
         self._strangers: dict[Visit, None] = {}
         self._known: dict[object, Visit] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def protocol(self, server: Callable[[], asyncio.Protocol]) -> Visit:
         """The protocol of a new connection; ``server`` makes the one that answers requests."""
@@ -71,9 +71,9 @@ class Visitors:
 
     def once(self, text: str) -> None:
         """Say something that anybody can cause again and again, the first time."""
-        if text not in self._told:
-            self._told.add(text)
-            self._say(f"{text} (said once)")
+        if text not in self._reported:
+            self._reported.add(text)
+            self._announce(f"{text} (said once)")
 
 
 class Visit(asyncio.Protocol):

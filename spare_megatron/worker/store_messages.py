@@ -16,7 +16,7 @@ _HEADER = struct.Struct("!BIIQQ")
 HEADER_BYTES = _HEADER.size
 _LENGTH = struct.Struct("!Q")
 BODY_BYTES_MAX = 1 << 30
-"""The longest body: what a rank says of its part of a checkpoint may be megabytes."""
+"""The longest body: what a rank reports of its part of a checkpoint may be megabytes."""
 FIELDS_MAX = 1 << 20
 DONE, TIMED_OUT, REFUSED = 0, 1, 2
 

@@ -1,8 +1,9 @@
-"""A parcel as bytes: a header, and then the raw bytes of all tensors, one after the other in the order of their names.
+"""A snapshot shard as bytes: a header, and then the raw bytes of all tensors, one after the other in the order of their
+names.
 
-The header is JSON: the name, dtype and shape of each tensor, and the values; equal parcels have equal headers. The
-offsets of the tensors' bytes make one *byte space*, which parts and chunks cut without regard to the tensors. Part i of
-d is a contiguous range of it; a *chunk* is a piece of CHUNK_BYTES of a part, and what one checksum is of.
+The header is JSON: the name, dtype and shape of each tensor, and the values; equal snapshot shards have equal headers.
+The offsets of the tensors' bytes make one *byte space*, which parts and chunks cut without regard to the tensors. Part
+i of d is a contiguous range of it; a *chunk* is a piece of CHUNK_BYTES of a part, and what one checksum is of.
 
 May assume: tensors are contiguous. Promises: nothing but the bytes of the asked range is copied; a tensor in this
 machine's memory is filled where it lies; nothing that a peer sends is anything but JSON and numbers here.
@@ -21,7 +22,7 @@ import torch
 
 from spare_megatron.kernels import digest
 from spare_megatron.kernels.host_memory import copy_to_host
-from spare_megatron.transfer.transport import Parcel
+from spare_megatron.transfer.transport import SnapshotShard
 
 CHUNK_BYTES = 4 << 20
 ALIGNED_BYTES = 64
@@ -38,7 +39,7 @@ class TensorSpan(NamedTuple):
 
 
 class ByteSpace:
-    """Where the bytes of each tensor of a parcel lie."""
+    """Where the bytes of each tensor of a snapshot shard lie."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """``tensors`` may be on any device, also on meta."""
@@ -65,23 +66,23 @@ class ByteSpace:
         return min(self.size, -(-self.size * number // parts // ALIGNED_BYTES) * ALIGNED_BYTES)
 
 
-def pack_header(parcel: Parcel) -> bytes:
-    """The header of a parcel. Raises ValueError where it is longer than HEADER_BYTES_MAX, or where a tensor is not
-    contiguous; TypeError where a value is not JSON's."""
+def pack_header(snapshot_shard: SnapshotShard) -> bytes:
+    """The header of a snapshot shard. Raises ValueError where it is longer than HEADER_BYTES_MAX, or where a tensor is
+    not contiguous; TypeError where a value is not JSON's."""
     entries = []
-    for name in sorted(parcel.tensors):
-        tensor = parcel.tensors[name]
+    for name in sorted(snapshot_shard.tensors):
+        tensor = snapshot_shard.tensors[name]
         if not tensor.is_contiguous():
             raise ValueError(f"tensor {name} of strides {tensor.stride()} is not contiguous; give .contiguous()")
         entries.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
-    words = json.dumps({"tensors": entries, "values": dict(parcel.values)}, sort_keys=True).encode()
+    words = json.dumps({"tensors": entries, "values": dict(snapshot_shard.values)}, sort_keys=True).encode()
     if len(words) > HEADER_BYTES_MAX:
-        raise ValueError(f"the header of the parcel has {len(words)} bytes, but {HEADER_BYTES_MAX} is the most")
+        raise ValueError(f"the header of the snapshot shard has {len(words)} bytes, but {HEADER_BYTES_MAX} is the most")
     return words
 
 
-def read_header(words: bytes) -> Parcel:
-    """The parcel of a header, with tensors on the meta device. Raises ValueError where it is no header."""
+def read_header(words: bytes) -> SnapshotShard:
+    """The snapshot shard of a header, with tensors on the meta device. Raises ValueError where it is no header."""
     try:
         header = json.loads(words)
         entries, values = header["tensors"], header["values"]
@@ -90,10 +91,10 @@ def read_header(words: bytes) -> Parcel:
             for name, kind, shape in entries
         }
     except (ValueError, TypeError, KeyError, RuntimeError, RecursionError) as error:
-        raise ValueError(f"this is no header of a parcel ({error}): {words[:100]!r}") from error
+        raise ValueError(f"this is no header of a snapshot shard ({error}): {words[:100]!r}") from error
     if not isinstance(values, dict) or len(tensors) != len(entries):
-        raise ValueError(f"this is no header of a parcel: {words[:100]!r}")
-    return Parcel(tensors, values)
+        raise ValueError(f"this is no header of a snapshot shard: {words[:100]!r}")
+    return SnapshotShard(tensors, values)
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -114,20 +115,20 @@ def in_memory(tensor: torch.Tensor) -> bool:
 
 
 class SendBuffer:
-    """A copy of one part of a parcel, as a donor serves it."""
+    """A copy of one part of a snapshot shard, as a donor serves it."""
 
-    def __init__(self, parcel: Parcel, part: int, parts: int) -> None:
+    def __init__(self, snapshot_shard: SnapshotShard, part: int, parts: int) -> None:
         """Copy the part. Raises as :func:`pack_header` does."""
-        self.header = pack_header(parcel)
+        self.header = pack_header(snapshot_shard)
         self.part, self.parts = part, parts
         self.freed = False
         """Nobody may have it any more; whoever is sending it stops."""
-        self._space = ByteSpace(parcel.tensors)
+        self._space = ByteSpace(snapshot_shard.tensors)
         self._start, stop = self._space.part(part, parts)
         self.size = stop - self._start
         self._bytes = torch.empty(self.size, dtype=torch.uint8)
         spans = self._space.spans(self._start, stop)
-        copy_to_host((flat_bytes(parcel.tensors[name])[first:end] for name, first, end in spans), self._bytes)
+        copy_to_host((flat_bytes(snapshot_shard.tensors[name])[first:end] for name, first, end in spans), self._bytes)
 
     def chunk(self, number: int) -> tuple[int, memoryview]:
         """The checksum and the bytes of a chunk."""
@@ -139,8 +140,8 @@ class SendBuffer:
 
 
 class ReceiveBuffer:
-    """Where one part of a parcel arrives, chunk by chunk, in order: the memory of the tensors themselves or, for those
-    of other devices, memory of two chunks from which they are filled: one while the other arrives."""
+    """Where one part of a snapshot shard arrives, chunk by chunk, in order: the memory of the tensors themselves or,
+    for those of other devices, memory of two chunks from which they are filled: one while the other arrives."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> None:
         """Other devices are written on what is their current stream here."""

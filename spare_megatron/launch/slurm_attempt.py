@@ -1,6 +1,6 @@
-"""Runs one life of a job under Slurm, as two steps of its allocation.
+"""Runs one job attempt under Slurm, as two steps of its allocation.
 
-One step has a few coordinator processes on different nodes, of which one holds office
+One step has a few coordinator processes on different nodes, of which one holds the lease
 (:mod:`spare_megatron.coordinator.election`); when its node dies, another one takes over, and no rank restarts. The
 other step has the ranks; when a node is lost, only the groups on it are lost (``--no-kill``). Lost groups are started
 again as further steps (:mod:`spare_megatron.launch.slurm_groups`).
@@ -21,17 +21,17 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane.channel import security_of
 from spare_megatron.coordinator.terms import Term, Terms
+from spare_megatron.launch.attempt_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_restarts import FIRST_PAUSE_S, LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.lent_nodes import LentNodes
-from spare_megatron.launch.life_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.restart_checkpoint import publish_accepted
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 POLL_S = 0.1
@@ -41,7 +41,7 @@ STALE_LEASES = 4
 WITHOUT_RANKS_S = 15.0
 """How long a coordinator has to end a job whose step of ranks has ended."""
 STEPS_END_S = 30.0
-"""How long the processes of a life have to end once they are killed."""
+"""How long the processes of a job attempt have to end once they are killed."""
 STEP = (*SRUN, "--no-kill", "--open-mode=append")
 
 
@@ -57,7 +57,7 @@ class SlurmLaunch:
     candidates: int
     lease_s: float
     coordinator: tuple[str, ...]
-    """The command of a coordinator process, without its arguments: the number of the life and ``words``."""
+    """The command of a coordinator process, without its arguments: the number of the job attempt and ``words``."""
     words: tuple[str, ...]
     """The batch script's own command line."""
     checkpoint_dirs: tuple[str, ...] = ()
@@ -83,24 +83,25 @@ def first_nodes(allocation: Allocation) -> tuple[str, ...]:
     return (f"--nodes={used}", "--relative=0") if used < allocation.num_nodes else ()
 
 
-class SlurmLife:
-    """One life, from the start of its coordinators and ranks until a coordinator has said how it ended."""
+class SlurmAttempt:
+    """One job attempt, from the start of its coordinators and ranks until a coordinator has reported how it ended."""
 
     def __init__(
         self,
         launch: SlurmLaunch,
         processes: Processes,
         memory: LaunchMemory,
-        say: Callable[[str], None],
+        announce: Callable[[str], None],
         lent: LentNodes,
     ) -> None:
-        """``say`` shows one line to the user, behind the launcher's name; ``lent`` are the nodes that others lend."""
-        self._launch, self._dir, self._processes, self._say = launch, launch.run_dir, processes, say
+        """``announce`` shows one line to the user, behind the launcher's name; ``lent`` are the nodes that others
+        lend."""
+        self._launch, self._dir, self._processes, self._announce = launch, launch.run_dir, processes, announce
         self._memory, self._lent = memory, lent
         self._terms = Terms(self._dir)
-        newest, published = patiently(self._terms.newest), patiently(self._dir.coordinator_for_sure)
+        newest, published = with_retries(self._terms.newest), with_retries(self._dir.coordinator_for_sure)
         self._before = published.fencing if published else 0
-        self._number = 1 + max(newest.life if newest else 0, published.life if published else 0)
+        self._number = 1 + max(newest.job_attempt if newest else 0, published.job_attempt if published else 0)
         self._step_name = f"spare-life-{self._number}"
         security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._status is not None)
@@ -112,11 +113,11 @@ class SlurmLife:
         self._status: int | None = None
 
     async def run(self, stop_reason: str) -> ExitCode:
-        """Run the life until a coordinator has ended it and the ranks have left, or had the time to; returns how it
-        ended.
+        """Run the job attempt until a coordinator has ended it and the ranks have left, or had the time to; returns how
+        it ended.
 
-        ``stop_reason``: why the life is to end at once, if it is. Raises ConfigError where any process found a user's
-        error."""
+        ``stop_reason``: why the job attempt is to end at once, if it is. Raises ConfigError where any process found a
+        user's error."""
         try:
             self._start_coordinators()
             if stop_reason:
@@ -134,8 +135,8 @@ class SlurmLife:
         self._client.request_stop(reason, lambda: None)  # Slurm has signalled coordinators and ranks itself
 
     async def end_steps(self) -> bool:
-        """End whatever is left of the life, so that the allocation is free for another one; False where that takes too
-        long. A coordinator that was left would run for office in the next life."""
+        """End whatever is left of the job attempt, so that the allocation is free for another one; False where that
+        takes too long. A coordinator that was left would compete for the lease in the next job attempt."""
         steps = [child for child in (self._coordinators, self._ranks) if child is not None]
         steps += self._groups.children if self._groups is not None else []
         deadline_s = time.monotonic() + STEPS_END_S
@@ -151,7 +152,7 @@ class SlurmLife:
         return True
 
     def why_failed(self) -> str:
-        """Why the life failed, where its coordinator gave no reason."""
+        """Why the job attempt failed, where its coordinator gave no reason."""
         logs = sorted((self._dir.logs / "tasks").glob("*.log"), key=lambda path: int(path.stem))
         return end_of_first(
             (self._dir.coordinator_errors, *logs, self._dir.logs / "srun-ranks.log"), f"see {self._dir.logs}"
@@ -176,7 +177,7 @@ class SlurmLife:
 
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
-        publish_accepted(self._dir, launch.checkpoint_dirs, self._say)  # of an earlier start, which may have died
+        publish_accepted(self._dir, launch.checkpoint_dirs, self._announce)  # of an earlier start, which may have died
         self._link_logs()
         groups = launch.allocation.ranks // launch.group_size
         incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)
@@ -213,7 +214,7 @@ class SlurmLife:
             command=launch.command,
             srun_options=launch.srun_options,
             health_check=launch.health_check,
-            life=self._number,
+            job_attempt=self._number,
             step_name=self._step_name,
             environ=environ,
         )
@@ -223,7 +224,7 @@ class SlurmLife:
             self._processes,
             self._client,
             self._memory,
-            self._say,
+            self._announce,
             lambda: self._status is not None,
             self._first_alive,
             self._lent,
@@ -249,8 +250,8 @@ class SlurmLife:
     # --------------------------------------------------------------------------------------------------------- course
 
     async def _until_over(self) -> int:
-        """Wait until a coordinator has ended the life, or none is left that could; returns the exit code of the
-        life."""
+        """Wait until a coordinator has ended the job attempt, or none is left that could; returns the exit code of the
+        job attempt."""
         seen: Term | None = None
         moved_s = time.monotonic()
         ranks_gone_s: float | None = None
@@ -258,9 +259,9 @@ class SlurmLife:
             newest, now_s = self._newest(seen), time.monotonic()
             if newest != seen:
                 seen, moved_s = newest, now_s
-            if newest is not None and newest.life == self._number and newest.over is not None:
+            if newest is not None and newest.job_attempt == self._number and newest.over is not None:
                 return self._checked(newest.over)
-            sentences = self._dir.told_errors() if self._groups is None else self._groups.errors
+            sentences = self._dir.reported_errors() if self._groups is None else self._groups.errors
             if sentences:
                 raise ConfigError(tail(sentences[0], LINES_SHOWN))
             published = self._dir.coordinator()
@@ -284,7 +285,7 @@ class SlurmLife:
             return True
         if not self._restarts.another(time.monotonic()):
             return False
-        self._say("no coordinator is left; others are started")
+        self._announce("no coordinator is left; others are started")
         self._start_coordinators()
         return True
 

@@ -1,4 +1,4 @@
-"""What a job outlives beside deaths: wipe-outs, its coordinator's death, being told to stop."""
+"""What a job outlives beside deaths: wipe-outs, its coordinator's death, being asked to stop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ WORDS = ("--steps", "16", "--pieces", str(PIECES), "--piece-s", "0.02", "--redun
 
 
 @pytest.fixture(scope="module")
-def calm_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+def failure_free_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     """The run without failures: of one group that computes all pieces, whose sums are the same, and saves every fourth
     step."""
-    run_dir = tmp_path_factory.mktemp("calm")
+    run_dir = tmp_path_factory.mktemp("failure-free")
     words = ("--pieces", str(GROUPS * PIECES), "--save", str(run_dir / "save"), "--save-interval", "4")
     job = launch(run_dir, *WORDS, *words, groups=1)
     job.finish()
@@ -28,19 +28,19 @@ def calm_job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 @pytest.fixture(scope="module")
-def calm(calm_job: Job) -> dict[str, str]:
+def failure_free(failure_free_job: Job) -> dict[str, str]:
     """Position -> digest of the weights of the run without failures."""
-    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(calm_job.run_dir).items()}
+    return {name.rpartition("-")[2]: digest for name, digest in toy_digests(failure_free_job.run_dir).items()}
 
 
-def check_weights(run_dir: Path, calm: dict[str, str]) -> None:
+def check_weights(run_dir: Path, failure_free: dict[str, str]) -> None:
     digests = toy_digests(run_dir)
     assert digests
     for name, digest in digests.items():
-        assert digest == calm[name.rpartition("-")[2]], f"{name} differs from the run without failures"
+        assert digest == failure_free[name.rpartition("-")[2]], f"{name} differs from the run without failures"
 
 
-def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: dict[str, str]) -> None:
+def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, failure_free: dict[str, str]) -> None:
     inject = ["sigkill:group=0,step=7,at=forward", "sigkill:group=1,step=9,at=backward"]
     save = tmp_path / "save"
     job = launch(
@@ -51,12 +51,14 @@ def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, calm: d
     assert [line["step"] for line in lines if line["life"] == 2] == list(range(9, 17))
     summary = json.loads((job.run_dir / "summary.json").read_text())
     assert (summary["wipe_outs"], summary["lives"], summary["failures_masked"]) == (1, 2, 1)
-    check_weights(job.run_dir, calm)
+    check_weights(job.run_dir, failure_free)
 
 
-def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path: Path, calm_job: Job, calm: dict[str, str]) -> None:
+def test_the_newest_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, failure_free_job: Job, failure_free: dict[str, str]
+) -> None:
     save = tmp_path / "save"
-    shutil.copytree(calm_job.run_dir / "save", save)
+    shutil.copytree(failure_free_job.run_dir / "save", save)
     newest = save / "iter_0000016" / "rank0.pt"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
@@ -65,11 +67,11 @@ def test_the_newest_damaged_checkpoint_is_passed_over(tmp_path: Path, calm_job: 
     job = launch(tmp_path / "run", *WORDS, "--save", str(save), "--load")
     lines = job.finish()
     assert [line["step"] for line in lines] == [13, 14, 15, 16]
-    check_weights(job.run_dir, calm)
+    check_weights(job.run_dir, failure_free)
 
 
 def test_the_coordinator_dies_and_no_rank_notices_and_then_the_group_that_saves_at_its_last_save(
-    tmp_path: Path, calm: dict[str, str]
+    tmp_path: Path, failure_free: dict[str, str]
 ) -> None:
     """The other groups are done by then; the next one saves instead."""
     inject = ["coordinator-sigkill:group=1,step=6,at=reduce", "coordinator-sigkill:group=2,step=10,at=vote"]
@@ -85,28 +87,28 @@ def test_the_coordinator_dies_and_no_rank_notices_and_then_the_group_that_saves_
     assert json.loads((tmp_path / "coordinator.json").read_text())["fencing"] == 3
     assert [path.name for path in save.glob("iter_*")] == ["iter_0000016"]
     assert len(toy_digests(tmp_path)) == 2 * (GROUPS - 1), "group 0 did not die"
-    check_weights(tmp_path, calm)
+    check_weights(tmp_path, failure_free)
 
 
 def test_an_error_of_every_group_ends_the_job_and_is_shown(tmp_path: Path) -> None:
-    """Without a checkpoint at once, however the coordinator has heard of the ends; with one after three lives that got
-    no further."""
+    """Without a checkpoint at once, however the coordinator has learned of the ends; with one after three job attempts
+    that got no further."""
     words = (*WORDS, "--bad-step", "6")
     once = launch(tmp_path / "once", *words, groups=2, group_size=1)
     assert [line["step"] for line in once.finish(code=1)] == [1, 2, 3, 4, 5]
-    told = (once.run_dir / "launch.out").read_text()
-    assert "spare-launch: the job failed; every group ended by an error of its own, first group" in told
-    assert told.rstrip().endswith("ValueError: record 17 of step 6 is no text"), told
-    assert re.search(rf"the end of {once.run_dir}/logs/group-[01]/rank-0.log:", told)
+    reported = (once.run_dir / "launch.out").read_text()
+    assert "spare-launch: the job failed; every group ended by an error of its own, first group" in reported
+    assert reported.rstrip().endswith("ValueError: record 17 of step 6 is no text"), reported
+    assert re.search(rf"the end of {once.run_dir}/logs/group-[01]/rank-0.log:", reported)
     save = ("--save", str(tmp_path / "save"), "--save-interval", "4", "--no-async-save")
     job = launch(tmp_path / "again", *words, *save, groups=2, group_size=1)
     lines = job.finish(code=1, timeout_s=180.0)
     assert [(line["life"], line["step"]) for line in lines] == [(1, s) for s in range(1, 6)] + [
-        (life, 5) for life in (2, 3, 4)
+        (job_attempt, 5) for job_attempt in (2, 3, 4)
     ]
-    told = (job.run_dir / "launch.out").read_text()
-    assert "; 3 lives of the job in a row did not get beyond step 5" in told
-    assert told.rstrip().endswith("ValueError: record 17 of step 6 is no text"), told
+    reported = (job.run_dir / "launch.out").read_text()
+    assert "; 3 job attempts in a row did not get beyond step 5" in reported
+    assert reported.rstrip().endswith("ValueError: record 17 of step 6 is no text"), reported
 
 
 def test_groups_that_are_killed_are_no_error_of_the_user(tmp_path: Path) -> None:
@@ -115,6 +117,6 @@ def test_groups_that_are_killed_are_no_error_of_the_user(tmp_path: Path) -> None
     job.wait_for_step(3)
     job.kill(job.pid(0, 1), job.pid(1, 1))
     job.finish(code=3)
-    told = (tmp_path / "launch.out").read_text()
-    assert "there is no good checkpoint" in told
-    assert "error of its own" not in told
+    reported = (tmp_path / "launch.out").read_text()
+    assert "there is no good checkpoint" in reported
+    assert "error of its own" not in reported

@@ -1,9 +1,9 @@
 """What a learner asks of a donor, and the donor's answers, once both have proved who they are.
 
-Pure: bytes in, bytes out. A request is for the header of a parcel, or for the bytes of the donor's part of it from an
-offset on. The answer to the first is the header; to the second, chunk by chunk to the end of the part, each chunk's
-words and then its bytes from the offset on (the checksum is of all of the chunk); to both also that it is not there.
-All words end with a checksum of their own, so that no damaged number is ever acted on.
+Pure: bytes in, bytes out. A request is for the header of a snapshot shard, or for the bytes of the donor's part of it
+from an offset on. The answer to the first is the header; to the second, chunk by chunk to the end of the part, each
+chunk's words and then its bytes from the offset on (the checksum is of all of the chunk); to both also that it is not
+there. All words end with a checksum of their own, so that no damaged number is ever acted on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PartRequest:
 
 @dataclass(frozen=True)
 class PartAnswer:
-    """What a donor says before the bytes that it sends."""
+    """What a donor reports before the bytes that it sends."""
 
     kind: bytes
     """HEADER or BYTES; LATER or GONE, behind which nothing comes."""
@@ -83,7 +83,7 @@ def _sealed(words: bytes) -> bytes:
 
 
 def _unsealed(words: bytes) -> bytes:
-    said, checksum = words[: -_CHECKSUM.size], words[-_CHECKSUM.size :]
-    if _CHECKSUM.pack(digest(said)) != checksum:
+    reported, checksum = words[: -_CHECKSUM.size], words[-_CHECKSUM.size :]
+    if _CHECKSUM.pack(digest(reported)) != checksum:
         raise DamageError("its words")
-    return said
+    return reported

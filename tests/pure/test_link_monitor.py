@@ -1,4 +1,5 @@
-"""What the members of a ring hear, in virtual time: together they name the guilty group or nobody, whatever breaks."""
+"""What the members of a ring receive, in virtual time: together they name the guilty group or nobody, whatever
+breaks."""
 
 from __future__ import annotations
 
@@ -9,25 +10,34 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spare_megatron.collectives.beats import WHY_BYTES, pack, unpack
-from spare_megatron.collectives.hearing import BEATS, ENDED_GRACE_S, HOLD_ON, LEFT, RIGHT, Hearing, LinkBeat, Traffic
+from spare_megatron.collectives.link_monitor import (
+    BEATS,
+    ENDED_GRACE_S,
+    HOLD_ON,
+    LEFT,
+    RIGHT,
+    LinkBeat,
+    LinkMonitor,
+    Traffic,
+)
 from spare_megatron.protocol.blame import Culprit, Evidence, culprit
 from spare_megatron.protocol.messages import Link, ReductionResult, Vote
 from tests.pure.ring_world import TIMEOUT_S, Network, RingWorld, Starved
 
 KINDS = ("dead", "sends nothing", "receives nothing", "data link", "whole link")
 SLOW_S = 0.7
-"""Of a stall, a delay or a starved member: less than what makes a link mute beside another (hearing.TOGETHER)."""
+"""Of a stall, a delay or a starved member: less than what makes a link silent beside another (hearing.TOGETHER)."""
 STOOD_S = 0.01
-"""The fault comes when the members have heard each other. Who has not called at all may not know of the epoch yet,
+"""The fault comes when the members have received each other. Who has not called at all may not know of the epoch yet,
 which is weak evidence."""
 SLACK_S = 0.2
 """For votes and views between two epochs."""
 
 
-def _mute(kind: str, guilty: int, size: int, begins_s: float) -> Network:
+def _silent(kind: str, guilty: int, size: int, begins_s: float) -> Network:
     right = (guilty + 1) % size
 
-    def mute(sender: int, receiver: int, channel: str, now_s: float) -> bool:
+    def silent(sender: int, receiver: int, channel: str, now_s: float) -> bool:
         concerned = {
             "dead": guilty in (sender, receiver),
             "sends nothing": sender == guilty,
@@ -37,7 +47,7 @@ def _mute(kind: str, guilty: int, size: int, begins_s: float) -> Network:
         }[kind]
         return concerned and now_s >= begins_s
 
-    return Network(mute, lambda *way: 0.002)
+    return Network(silent, lambda *way: 0.002)
 
 
 def _judged(world: RingWorld, evidence: Evidence, epoch: int) -> tuple[Evidence, Culprit | None]:
@@ -46,7 +56,7 @@ def _judged(world: RingWorld, evidence: Evidence, epoch: int) -> tuple[Evidence,
     for member in sorted(world.members, key=lambda member: (member.over_s is None, member.over_s)):
         if member.over_s is not None and found is None:
             vote = Vote(
-                member.rank, 0, ReductionResult(1, epoch, False, links=tuple(sorted(member.hearing.links, key=str)))
+                member.rank, 0, ReductionResult(1, epoch, False, links=tuple(sorted(member.monitor.links, key=str)))
             )
             evidence = evidence.after(vote)
             found = culprit(evidence, range(world.size), epoch, False)
@@ -55,7 +65,7 @@ def _judged(world: RingWorld, evidence: Evidence, epoch: int) -> tuple[Evidence,
 
 def _suspects(world: RingWorld) -> dict[int, frozenset[int]]:
     return {
-        member.rank: frozenset(x.sender for x in member.hearing.links if x.mute and x.receiver == member.rank)
+        member.rank: frozenset(x.sender for x in member.monitor.links if x.silent and x.receiver == member.rank)
         for member in world.members
     }
 
@@ -63,7 +73,7 @@ def _suspects(world: RingWorld) -> dict[int, frozenset[int]]:
 def _two_epochs(kind: str, size: int, guilty: int, begins_s: float, seed: int, starved: tuple[Starved, ...]) -> float:
     """The time from the fault to the verdict, infinite where there is none after two epochs. Nobody but the guilty
     group is ever found."""
-    rng, network = random.Random(seed), _mute(kind, guilty, size, begins_s)
+    rng, network = random.Random(seed), _silent(kind, guilty, size, begins_s)
     first = RingWorld(size, network, starved, rng)
     first.run(begins_s + 3 * TIMEOUT_S)
     assert all(member.over_s is not None for member in first.members), "somebody still waits"
@@ -83,7 +93,7 @@ def _two_epochs(kind: str, size: int, guilty: int, begins_s: float, seed: int, s
 
 @settings(max_examples=100, print_blob=True)
 @given(st.sampled_from(KINDS), st.integers(3, 7), st.integers(0, 6), st.floats(STOOD_S, 2.0), st.integers(0, 1 << 30))
-@example("whole link", 7, 5, 0.015625, 5)  # mute between the connections and the first beat
+@example("whole link", 7, 5, 0.015625, 5)  # silent between the connections and the first beat
 def test_the_guilty_group_is_found_within_two_timeouts(
     kind: str, size: int, guilty: int, begins_s: float, seed: int
 ) -> None:
@@ -133,128 +143,128 @@ def test_weather_is_no_evidence(size: int, seed: int, everywhere: bool) -> None:
     world = RingWorld(size, Network(lambda *way: False, delay_s), starved, rng, compute_s=1.5 * TIMEOUT_S)
     world.run(8 * TIMEOUT_S)
     for member in world.members:
-        assert not member.hearing.over, f"member {member.rank}: {member.hearing.over}"
+        assert not member.monitor.over, f"member {member.rank}: {member.monitor.over}"
 
 
-def _ring_of_four(suspects: tuple[int, ...] = ()) -> Hearing:
+def _ring_of_four(suspects: tuple[int, ...] = ()) -> LinkMonitor:
     """Rank 1, connected at 0."""
-    hearing = Hearing(1, 4, TIMEOUT_S, suspects, 0.0)
-    hearing.connect(LEFT, 0.0)
-    hearing.connect(RIGHT, 0.0)
-    return hearing
+    monitor = LinkMonitor(1, 4, TIMEOUT_S, suspects, 0.0)
+    monitor.connect(LEFT, 0.0)
+    monitor.connect(RIGHT, 0.0)
+    return monitor
 
 
-def _pass(hearing: Hearing, traffic: Traffic, until_s: float, speaking: tuple[int, ...], beat: LinkBeat) -> float:
+def _pass(monitor: LinkMonitor, traffic: Traffic, until_s: float, speaking: tuple[int, ...], beat: LinkBeat) -> float:
     """Rounds until the member gives up: when."""
-    now_s = hearing._looked_s
-    while now_s < until_s and not hearing.over:
+    now_s = monitor._looked_s
+    while now_s < until_s and not monitor.over:
         now_s += TIMEOUT_S / BEATS
         for side in speaking:
-            hearing.hear(side, beat, now_s)
-        hearing.look(traffic, now_s)
+            monitor.receive(side, beat, now_s)
+        monitor.look(traffic, now_s)
     return now_s
 
 
 IDLE = LinkBeat(0, False)
 
 
-def test_silence_for_the_timeout_is_a_mute_link() -> None:
-    hearing = _ring_of_four()
-    at_s = _pass(hearing, Traffic(), 5.0, (RIGHT,), IDLE)
+def test_silence_for_the_timeout_is_a_silent_link() -> None:
+    monitor = _ring_of_four()
+    at_s = _pass(monitor, Traffic(), 5.0, (RIGHT,), IDLE)
     assert at_s == pytest.approx(TIMEOUT_S, abs=0.06)
-    assert hearing.links == {Link(0, 1, True)}
+    assert monitor.links == {Link(0, 1, True)}
 
 
 def test_a_suspect_has_half_the_time_until_it_has_held() -> None:
-    hearing = _ring_of_four(suspects=(0,))
-    assert _pass(hearing, Traffic(), 5.0, (RIGHT,), IDLE) == pytest.approx(TIMEOUT_S / 2, abs=0.06)
+    monitor = _ring_of_four(suspects=(0,))
+    assert _pass(monitor, Traffic(), 5.0, (RIGHT,), IDLE) == pytest.approx(TIMEOUT_S / 2, abs=0.06)
     held = _ring_of_four(suspects=(0,))
     assert _pass(held, Traffic(), 2.5, (LEFT, RIGHT), IDLE) >= 2.5
     assert _pass(held, Traffic(), 9.0, (RIGHT,), IDLE) == pytest.approx(3.5, abs=0.11)
 
 
-def test_bytes_that_were_sent_and_do_not_come_are_a_mute_link_though_beats_come() -> None:
-    hearing = _ring_of_four()
+def test_bytes_that_were_sent_and_do_not_come_are_a_silent_link_though_beats_come() -> None:
+    monitor = _ring_of_four()
     traffic = Traffic(received=100, wants=True)
-    assert _pass(hearing, traffic, 5.0, (LEFT, RIGHT), LinkBeat(200, True)) == pytest.approx(TIMEOUT_S, abs=0.11)
-    assert hearing.links == {Link(0, 1, True)}
+    assert _pass(monitor, traffic, 5.0, (LEFT, RIGHT), LinkBeat(200, True)) == pytest.approx(TIMEOUT_S, abs=0.11)
+    assert monitor.links == {Link(0, 1, True)}
 
 
-def test_nobody_is_mute_whose_bytes_are_not_wanted() -> None:
-    hearing = _ring_of_four()
-    assert _pass(hearing, Traffic(received=100), 5.0, (LEFT, RIGHT), LinkBeat(200, True)) >= 5.0
+def test_nobody_is_silent_whose_bytes_are_not_wanted() -> None:
+    monitor = _ring_of_four()
+    assert _pass(monitor, Traffic(received=100), 5.0, (LEFT, RIGHT), LinkBeat(200, True)) >= 5.0
 
 
-def test_what_went_mute_with_the_first_is_named_too() -> None:
-    hearing = _ring_of_four()
-    hearing.hear(RIGHT, IDLE, 0.05)
-    hearing.hear(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.1)
-    assert hearing.links == {Link(2, 3, True)}, "the right neighbour was just heard"
-    hearing = _ring_of_four()
-    _pass(hearing, Traffic(), 0.9, (LEFT,), IDLE)
-    hearing.hear(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.9)
-    assert hearing.links == {Link(2, 3, True), Link(2, 1, True)}
+def test_what_fell_silent_with_the_first_is_named_too() -> None:
+    monitor = _ring_of_four()
+    monitor.receive(RIGHT, IDLE, 0.05)
+    monitor.receive(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.1)
+    assert monitor.links == {Link(2, 3, True)}, "the right neighbour was just received"
+    monitor = _ring_of_four()
+    _pass(monitor, Traffic(), 0.9, (LEFT,), IDLE)
+    monitor.receive(LEFT, LinkBeat(0, False, True, frozenset({Link(2, 3, True)})), 0.9)
+    assert monitor.links == {Link(2, 3, True), Link(2, 1, True)}
 
 
-def test_an_end_without_a_farewell_is_weak_evidence_after_a_grace() -> None:
-    hearing = _ring_of_four()
-    hearing.end(RIGHT, 0.1)
-    assert hearing.over
-    assert hearing.links == frozenset()
+def test_an_end_without_a_close_message_is_weak_evidence_after_a_grace() -> None:
+    monitor = _ring_of_four()
+    monitor.end(RIGHT, 0.1)
+    assert monitor.over
+    assert monitor.links == frozenset()
     now_s = 0.1
     while now_s < 0.1 + 2 * ENDED_GRACE_S:
         now_s += TIMEOUT_S / BEATS
-        hearing.look(Traffic(), now_s)
+        monitor.look(Traffic(), now_s)
         if abs(now_s - 0.1 - ENDED_GRACE_S) > 0.01:
-            assert hearing.links == ({Link(2, 1, False)} if now_s > 0.1 + ENDED_GRACE_S else set())
+            assert monitor.links == ({Link(2, 1, False)} if now_s > 0.1 + ENDED_GRACE_S else set())
 
 
-def test_a_neighbour_in_a_newer_epoch_ends_this_one_and_is_neither_named_nor_told_on() -> None:
-    hearing = Hearing(1, 3, TIMEOUT_S, (), 0.0)
+def test_a_neighbour_in_a_newer_epoch_ends_this_one_and_is_neither_named_nor_reported_on() -> None:
+    monitor = LinkMonitor(1, 3, TIMEOUT_S, (), 0.0)
     for side in (LEFT, RIGHT):
-        hearing.connect(side, 0.0)
-        hearing.hear(side, LinkBeat(0, False), 0.0)
-    before = hearing.version
-    hearing.move_on(RIGHT, 0.1)
-    hearing.end(RIGHT, 0.1)
-    hearing.look(Traffic(), 0.1 + 2 * ENDED_GRACE_S)
-    assert hearing.over == "rank 2 of the ring is in a newer epoch"
-    assert not hearing.links
-    assert hearing.version == before, "the other neighbour gets the view itself"
-    assert hearing.beat(LEFT, Traffic()).bye, "and hears it with the next beat"
-    hearing.give_up("its tensors differ")
-    assert (hearing.version > before, hearing.beat(LEFT, Traffic()).why) == (True, "its tensors differ")
+        monitor.connect(side, 0.0)
+        monitor.receive(side, LinkBeat(0, False), 0.0)
+    before = monitor.version
+    monitor.move_on(RIGHT, 0.1)
+    monitor.end(RIGHT, 0.1)
+    monitor.look(Traffic(), 0.1 + 2 * ENDED_GRACE_S)
+    assert monitor.over == "rank 2 of the ring is in a newer epoch"
+    assert not monitor.links
+    assert monitor.version == before, "the other neighbour gets the view itself"
+    assert monitor.beat(LEFT, Traffic()).closing, "and receives it with the next beat"
+    monitor.give_up("its tensors differ")
+    assert (monitor.version > before, monitor.beat(LEFT, Traffic()).why) == (True, "its tensors differ")
 
 
-def test_who_says_farewell_is_not_named_when_its_connections_end() -> None:
-    hearing = _ring_of_four()
-    hearing.end(RIGHT, 0.1)
-    version = hearing.version
-    hearing.hear(RIGHT, LinkBeat(0, False, bye=True, why="its tensors differ"), 0.15)
-    hearing.look(Traffic(), 0.6)
-    assert hearing.links == frozenset()
-    assert hearing.over == "rank 2 of the ring gave up: its tensors differ"
-    assert hearing.version > version, "the left neighbour was only told that a connection ended"
+def test_who_says_close_message_is_not_named_when_its_connections_end() -> None:
+    monitor = _ring_of_four()
+    monitor.end(RIGHT, 0.1)
+    version = monitor.version
+    monitor.receive(RIGHT, LinkBeat(0, False, closing=True, why="its tensors differ"), 0.15)
+    monitor.look(Traffic(), 0.6)
+    assert monitor.links == frozenset()
+    assert monitor.over == "rank 2 of the ring gave up: its tensors differ"
+    assert monitor.version > version, "the left neighbour was only notified that a connection ended"
 
 
 def test_the_first_reason_goes_round_the_ring() -> None:
-    hearing = _ring_of_four()
-    hearing.hear(RIGHT, LinkBeat(0, False, bye=True, why="its tensors differ"), 0.1)
-    hearing.hear(LEFT, LinkBeat(0, False, bye=True, why="its disk is full"), 0.2)
-    hearing.give_up("given up")
-    assert hearing.over == "rank 2 of the ring gave up: its tensors differ"
-    assert hearing.beat(LEFT, Traffic()).why == "its tensors differ"
+    monitor = _ring_of_four()
+    monitor.receive(RIGHT, LinkBeat(0, False, closing=True, why="its tensors differ"), 0.1)
+    monitor.receive(LEFT, LinkBeat(0, False, closing=True, why="its disk is full"), 0.2)
+    monitor.give_up("given up")
+    assert monitor.over == "rank 2 of the ring gave up: its tensors differ"
+    assert monitor.beat(LEFT, Traffic()).why == "its tensors differ"
 
 
 def test_the_time_in_which_this_process_did_not_run_is_nobodys_silence() -> None:
-    hearing = _ring_of_four()
-    _pass(hearing, Traffic(), 0.5, (LEFT, RIGHT), IDLE)
-    hearing.look(Traffic(), 30.0)
-    assert not hearing.over
+    monitor = _ring_of_four()
+    _pass(monitor, Traffic(), 0.5, (LEFT, RIGHT), IDLE)
+    monitor.look(Traffic(), 30.0)
+    assert not monitor.over
 
 
 def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_is_not() -> None:
-    traffic = Traffic(received=100, wants=True, patient=False)
+    traffic = Traffic(received=100, wants=True, wait_for_peers=False)
     absent, waiting = _ring_of_four(), _ring_of_four()
     assert _pass(absent, traffic, 5.0, (LEFT, RIGHT), LinkBeat(100, False)) == pytest.approx(TIMEOUT_S, abs=0.11)
     assert absent.links == {Link(0, 1, False)}
@@ -275,9 +285,9 @@ def test_a_member_that_does_not_take_part_is_named_weakly_one_that_waits_itself_
 )
 @example(0, False, False, frozenset(), "", "", 1)
 def test_a_beat_comes_out_as_it_went_in(
-    sent: int, wants: bool, bye: bool, links: frozenset[Link], why: str, right_at: str, cut: int
+    sent: int, wants: bool, closing: bool, links: frozenset[Link], why: str, right_at: str, cut: int
 ) -> None:
-    beat = LinkBeat(sent, wants, bye, links, why, right_at)
+    beat = LinkBeat(sent, wants, closing, links, why, right_at)
     inbox = bytearray(pack(sent + 1, beat)[:-cut] if cut else pack(sent + 1, beat))
     if cut:
         assert unpack(inbox) is None

@@ -26,12 +26,12 @@ def gather_bytes(mine: bytes, device: torch.device | str = "cpu") -> list[bytes]
     return [_bytes(one[:length]) for one, length in zip(there, lengths, strict=True)]
 
 
-def gather_words(mine: Any, device: torch.device | str = "cpu") -> list[Any]:
+def gather_json(mine: Any, device: torch.device | str = "cpu") -> list[Any]:
     """What each rank of the world gave, which must be JSON (a tuple becomes a list), in order of rank. Collective."""
     return [json.loads(words) for words in gather_bytes(json.dumps(mine).encode(), device)]
 
 
-def broadcast_words(value: Any, source: int = 0, device: torch.device | str = "cpu") -> Any:
+def broadcast_json(value: Any, source: int = 0, device: torch.device | str = "cpu") -> Any:
     """The value of rank ``source``, which must be JSON, on every rank of the world. Collective."""
     mine = json.dumps(value).encode() if dist.get_rank() == source else b""
     size = torch.tensor([len(mine)], dtype=torch.int64, device=device)
@@ -45,7 +45,7 @@ def broadcast_words(value: Any, source: int = 0, device: torch.device | str = "c
 
 def agree(value: bool, device: torch.device | str = "cpu") -> bool:
     """The value of rank 0 on every rank of the world. Collective."""
-    return bool(broadcast_words(value, 0, device))
+    return bool(broadcast_json(value, 0, device))
 
 
 def _tensor(words: bytes) -> torch.Tensor:

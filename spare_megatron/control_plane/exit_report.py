@@ -1,4 +1,4 @@
-"""The last words of a rank: the exception that ends it, for whoever has to say why the job ended.
+"""The exit report of a rank: the exception that ends it, for whoever has to say why the job ended.
 
 A rank writes them into the run directory before its connections close, so they are there however slowly Python ends,
 and wherever its log is. Those of an older incarnation of the same rank are removed when a new one begins.
@@ -25,8 +25,8 @@ LINES = 12
 
 
 @dataclass(frozen=True)
-class LastWords:
-    """What one rank said."""
+class ExitReport:
+    """What one rank reported."""
 
     group: int
     incarnation: int
@@ -51,7 +51,7 @@ class LastWords:
 
 
 @contextlib.contextmanager
-def said_before_the_end(run_dir: RunDirectory, place: Place) -> Iterator[None]:
+def exit_reported(run_dir: RunDirectory, place: Place) -> Iterator[None]:
     """Inside this context an exception that is no user's error (which has a way of its own) is written to the run
     directory before it goes on. Where the disk fails it is in the rank's log alone."""
     log = run_dir.log_of(place.group, place.position, place.incarnation if place.restarts else None)
@@ -66,7 +66,7 @@ def said_before_the_end(run_dir: RunDirectory, place: Place) -> Iterator[None]:
     except Exception as error:
         shown = "".join(traceback.format_exception(error)).rstrip().splitlines()[-LINES:]
         text = " ".join(str(error).split())
-        said = LastWords(
+        reported = ExitReport(
             place.group,
             place.incarnation,
             place.position,
@@ -78,17 +78,17 @@ def said_before_the_end(run_dir: RunDirectory, place: Place) -> Iterator[None]:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             scratch = folder / f".{mine}.{os.getpid()}"
-            scratch.write_text(json.dumps(asdict(said)))
+            scratch.write_text(json.dumps(asdict(reported)))
             scratch.replace(folder / mine)
         raise
 
 
-def read_last_words(folder: Path) -> list[LastWords]:
-    """What the ranks of the present life have said; what cannot be read is left out."""
+def read_exit_reports(folder: Path) -> list[ExitReport]:
+    """What the ranks of the present job attempt have said; what cannot be read is left out."""
     found = []
     for path in sorted(folder.glob("*.words.json")) if folder.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, TypeError):
-            one = LastWords(**json.loads(path.read_text()))
+            one = ExitReport(**json.loads(path.read_text()))
             if (
                 all(map(whole, (one.group, one.incarnation, one.position)))
                 and number(one.time_unix_s)

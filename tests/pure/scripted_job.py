@@ -1,4 +1,4 @@
-"""A job that is told: the real machine and metrics, a clock that moves by hand, and the picture drawn of it."""
+"""A scripted job: the real machine and metrics, a clock that moves by hand, and the picture drawn of it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from spare_megatron.protocol.messages import (
 SPEC = JobSpec(4, 3, (0, 1), "microbatch", 0, 99, 4, "f")
 STARTED_S, BEGAN_S = 1000.0, 1008.0
 COMPUTE_S, REDUCE_S, REST_S = 2.0, 0.5, 0.25
-CALM_S = REST_S + COMPUTE_S + REDUCE_S
+FAILURE_FREE_S = REST_S + COMPUTE_S + REDUCE_S
 """Of a step."""
 
 
-class ToldJob:
+class ScriptedJob:
     """4 groups of 3 pieces, or another job; they begin 8 s after the coordinator."""
 
     def __init__(self, spec: JobSpec = SPEC, started_s: float = STARTED_S) -> None:
@@ -38,13 +38,13 @@ class ToldJob:
         self.lines: list[dict[str, Any]] = []
         self.open(spec, 1, started_s + BEGAN_S - STARTED_S)
 
-    def open(self, spec: JobSpec, life: int, begun_s: float = BEGAN_S) -> None:
-        """A life begins."""
-        self.tell(Opened(spec, life, self.state.fencing + 1))
+    def open(self, spec: JobSpec, job_attempt: int, begun_s: float = BEGAN_S) -> None:
+        """A job attempt begins."""
+        self.tell(Opened(spec, job_attempt, self.state.fencing + 1))
         self.now_s = begun_s
         for group in range(spec.num_groups):
             incarnation = self.state.highest.get(group, -1) + 1
-            self.tell(Hello(group, incarnation, "f", spec.first_step, birth=f"{group}-{incarnation}"))
+            self.tell(Hello(group, incarnation, "f", spec.first_step, process_nonce=f"{group}-{incarnation}"))
 
     def tell(self, event: Event, detect_s: float = 0.0) -> None:
         """One event."""
@@ -81,19 +81,21 @@ class ToldJob:
             self.book.figures(state.step_in_flight, state.epoch, group, tuple(figures.items()))
             self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
-    def step(self, takes_s: float = CALM_S, compute_s: Mapping[int, float] | None = None, **told: float) -> None:
+    def step(
+        self, takes_s: float = FAILURE_FREE_S, compute_s: Mapping[int, float] | None = None, **reported: float
+    ) -> None:
         """A step without a loss."""
         self.now_s += takes_s
         self.votes(compute_s or {}, {})
-        self.report(**told)
+        self.report(**reported)
 
-    def report(self, **told: float) -> None:
+    def report(self, **reported: float) -> None:
         """A report on the last step."""
-        self.book.report(self.state.committed[0], {"lm loss": 2.0, **told})
+        self.book.report(self.state.committed[0], {"lm loss": 2.0, **reported})
         self.lines += self.book.ready()
 
     def leave(self, ends_s: float) -> None:
-        """The job is told to stop: one step more, and ``ends_s`` for its end."""
+        """The job is asked to stop: one step more, and ``ends_s`` for its end."""
         self.tell(StopRequested("signal SIGTERM"))
         self.step()
         self.now_s += ends_s
@@ -104,7 +106,7 @@ class ToldJob:
 
     def begin_coordinator(self) -> None:
         """A coordinator process begins, and reads what is in the journal."""
-        self.book = MetricsBook(written=(self.state.life, self.state.committed[0]), started_unix_s=self.now_s)
+        self.book = MetricsBook(written=(self.state.job_attempt, self.state.committed[0]), started_unix_s=self.now_s)
         state = initial_state()
         for record, _, _ in self.transitions:
             before = state

@@ -7,16 +7,17 @@ Each pair of neighbours has a data connection, from left to right, and a control
 forty times in a time-out how many bytes they have sent to the other and whether they wait for their own left. A link
 leads from a sender to a receiver, and only the receiver can tell that it is broken:
 
-- it is *mute* when nothing at all came for the time-out, or when the sender says that it has sent more bytes than came,
+- it is *silent* when nothing at all came for the time-out, or when the sender says that it has sent more bytes than
+came,
   this member waits for them, and none came for the time-out. A slow link brings some bytes in that time, and a member
-  that computes sends beats: neither is mute.
-- it *ended* when a connection ended and no farewell came before or soon after.
+  that computes sends beats: neither is silent.
+- it *ended* when a connection ended and no close message came before or soon after.
 
-Before a member can sum, both neighbours must have said that they are *here*, in its epoch. One that can be heard, or
+Before a member can sum, both neighbours must have said that they are *here*, in its epoch. One that can be reached, or
 that has not called yet, and is not here after the time-out has not taken in its view; that is weak evidence, as an end
-is. A neighbour that is called and does not answer is mute.
+is. A neighbour that is called and does not answer is silent.
 
-What a member knows goes round the ring in its farewell (the *bye*), with the reason of whoever gave up first, so that
+What a member knows goes round the ring in its close message, with the reason of whoever gave up first, so that
 all members vote with the same evidence and nobody names a neighbour that only gave up because of somebody else.
 """
 
@@ -33,17 +34,17 @@ LEFT, RIGHT = 0, 1
 BEATS = 40
 """How many beats a member sends to each neighbour in one time-out."""
 TOGETHER = 0.75
-"""When one link is found mute, another that has been silent for this part of its own time-out counts as mute too: links
-that go mute together differ by little more than the time between two beats. A member that was starved for less than
-this is not taken for mute."""
+"""When one link is found silent, another that has been silent for this part of its own time-out counts as silent too:
+links that fall silent together differ by little more than the time between two beats. A member that was starved for
+less than this is not taken for silent."""
 SUSPECT = 0.5
-"""A link that was mute in the epoch before has only this part of the time-out, for the first two time-outs of the
+"""A link that was silent in the epoch before has only this part of the time-out, for the first two time-outs of the
 epoch."""
 HOLD_ON = 4.0
 """How many time-outs a member whose neighbours wait too leaves it to others to find out why the ring stands still."""
 ENDED_GRACE_S = 0.1
-"""How long after the end of a data connection a farewell may still come, for it travels on another connection. Less
-than the time that a failed reduction waits for the view that explains it
+"""How long after the end of a data connection a close message may still come, for it travels on another connection.
+Less than the time that a failed reduction waits for the view that explains it
 (:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
 
 
@@ -56,7 +57,7 @@ class Traffic(Structure):
         ("received", c_int64),
         ("wants", c_bool),
         ("offers", c_bool),
-        ("patient", c_bool),
+        ("wait_for_peers", c_bool),
     )
     sent: int
     """Bytes handed to the right neighbour's connection in this epoch."""
@@ -66,13 +67,13 @@ class Traffic(Structure):
     """A sum waits for bytes from the left neighbour."""
     offers: bool
     """A sum has bytes that the connection to the right neighbour does not accept now."""
-    patient: bool
+    wait_for_peers: bool
     """The present sum waits for members that still compute."""
 
     def __init__(
-        self, sent: int = 0, received: int = 0, wants: bool = False, offers: bool = False, patient: bool = True
+        self, sent: int = 0, received: int = 0, wants: bool = False, offers: bool = False, wait_for_peers: bool = True
     ) -> None:
-        super().__init__(sent, received, wants, offers, patient)
+        super().__init__(sent, received, wants, offers, wait_for_peers)
 
 
 class LinkBeat(NamedTuple):
@@ -82,17 +83,17 @@ class LinkBeat(NamedTuple):
     """Bytes sent to this neighbour in this epoch."""
     wants: bool
     """It waits for bytes from its own left neighbour."""
-    bye: bool = False
-    """The farewell: it has given this epoch up."""
+    closing: bool = False
+    """The close message: it has given this epoch up."""
     links: frozenset[Link] = frozenset()
-    """In a bye, the evidence that it has found or was told, in ranks."""
+    """In a close message, the evidence that it has found or received, in ranks."""
     why: str = ""
-    """In a bye, the reason of the member that gave up first."""
+    """In a close message, the reason of the member that gave up first."""
     right_at: str = ""
     """To a left neighbour: host:port at which the sender's right neighbour listens."""
 
 
-class _Ear:
+class _Neighbour:
     """What was received from one neighbour, and when."""
 
     def __init__(self, rank: int, clock_s: float) -> None:
@@ -100,26 +101,26 @@ class _Ear:
         self.connected = False
         self.here = False
         """It has said that it is in this epoch."""
-        self.heard_s = clock_s
+        self.received_s = clock_s
         """When something last came from it; until it is connected, since when it is waited for."""
         self.owed_s: float | None = None
         """Since when this member waits for bytes that it has sent, and none come; None while they come."""
         self.sent = 0
         self.wants = False
-        self.bye = False
+        self.closing = False
         self.ended_s: float | None = None
 
     def silent_s(self, clock_s: float) -> float:
-        if self.bye or self.ended_s is not None:
+        if self.closing or self.ended_s is not None:
             return 0.0
-        return clock_s - (self.heard_s if self.owed_s is None else min(self.heard_s, self.owed_s))
+        return clock_s - (self.received_s if self.owed_s is None else min(self.received_s, self.owed_s))
 
 
-class Hearing:
-    """What one member knows of the links in one epoch, from the moment that it is in it. For one thread at a time."""
+class LinkMonitor:
+    """What one member has seen the links in one epoch, from the moment that it is in it. For one thread at a time."""
 
     def __init__(self, rank: int, size: int, timeout_s: float, suspects: Iterable[int], now_s: float) -> None:
-        """``suspects``: ranks whose link to this one was mute in the epoch before."""
+        """``suspects``: ranks whose link to this one was silent in the epoch before."""
         self.over = ""
         """Why this member can sum no more in this epoch."""
         self._cause = ""
@@ -133,74 +134,74 @@ class Hearing:
         self._suspects = frozenset(suspects)
         self._looked_s, self._absent_s = now_s, 0.0
         self._began_s = now_s
-        self._ears = (_Ear((rank - 1) % size, now_s), _Ear((rank + 1) % size, now_s))
+        self._neighbours = (_Neighbour((rank - 1) % size, now_s), _Neighbour((rank + 1) % size, now_s))
         self._links: dict[tuple[int, int], bool] = {}
-        """(sender, receiver) -> mute."""
+        """(sender, receiver) -> silent."""
         self._moved = (0, 0)
         self._stalled_s = now_s
         """When the sum in hand last moved a byte."""
 
     @property
     def links(self) -> frozenset[Link]:
-        """The evidence that this member has found or was told."""
+        """The evidence that this member has found or received."""
         if not self._links:
             return frozenset()
-        return frozenset(Link(sender, receiver, mute) for (sender, receiver), mute in self._links.items())
+        return frozenset(Link(sender, receiver, silent) for (sender, receiver), silent in self._links.items())
 
     @property
     def connected(self) -> bool:
-        """Whether both neighbours were heard on both their connections."""
-        return all(ear.connected for ear in self._ears)
+        """Whether both neighbours were received on both their connections."""
+        return all(ear.connected for ear in self._neighbours)
 
     def here(self, side: int) -> bool:
         """Whether a neighbour has said that it is in this epoch."""
-        return self._ears[side].here
+        return self._neighbours[side].here
 
     def beat(self, side: int, traffic: Traffic) -> LinkBeat:
-        """The beat to send to a neighbour now; a bye once this member has given up."""
+        """The beat to send to a neighbour now; a close message once this member has given up."""
         sent = traffic.sent if side == RIGHT else 0
         if not self.over:
             return LinkBeat(sent, traffic.wants)
         return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
-        """Note that this neighbour was heard on both connections to it; again changes nothing."""
-        ear = self._ears[side]
+        """Note that this neighbour was received on both connections to it; again changes nothing."""
+        ear = self._neighbours[side]
         if not ear.connected:
-            ear.connected, ear.heard_s = True, self._clock_s(now_s)
+            ear.connected, ear.received_s = True, self._clock_s(now_s)
 
     def alive(self, side: int, now_s: float) -> None:
         """Note that a neighbour speaks; alone: in an older epoch."""
-        clock_s, ear = self._clock_s(now_s), self._ears[side]
+        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
         if ear.connected:
-            ear.heard_s = clock_s
+            ear.received_s = clock_s
 
     def move_on(self, side: int, now_s: float) -> None:
         """Note that a neighbour is in a newer epoch: nothing can be summed in this one any more. The other neighbour
-        gets the view of the newer one as this member does, and need not be told before the next beat."""
+        gets the view of the newer one as this member does, and need not be notified before the next beat."""
         self.alive(side, now_s)
-        ear = self._ears[side]
-        ear.bye = True
+        ear = self._neighbours[side]
+        ear.closing = True
         if not self.over:
             self.over = f"rank {ear.rank} of the ring is in a newer epoch"
 
-    def hear(self, side: int, beat: LinkBeat, now_s: float) -> None:
+    def receive(self, side: int, beat: LinkBeat, now_s: float) -> None:
         """Take a beat of a neighbour in this epoch."""
         self.alive(side, now_s)
-        clock_s, ear = self._clock_s(now_s), self._ears[side]
+        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
         ear.here, ear.sent, ear.wants = True, beat.sent, beat.wants
-        if beat.bye:
-            ear.bye = True
-            knew_mute = any(self._links.values())
+        if beat.closing:
+            ear.closing = True
+            knew_silent = any(self._links.values())
             self._note(beat.links)
-            if not knew_mute and any(link.mute for link in beat.links):
+            if not knew_silent and any(link.silent for link in beat.links):
                 self._take_stock(clock_s, self._timeout_s)
             why = f"rank {ear.rank} of the ring gave up"
             self._stop(f"{why}: {beat.why}" if beat.why else why, beat.why)
 
     def end(self, side: int, now_s: float) -> None:
         """Note that a connection to this neighbour ended or was refused."""
-        clock_s, ear = self._clock_s(now_s), self._ears[side]
+        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
         if ear.ended_s is None:
             ear.ended_s = clock_s
         self._stop(f"the connection to rank {ear.rank} of the ring is lost", "")
@@ -210,8 +211,8 @@ class Hearing:
         self._stop(why, why)
 
     def _stop(self, why: str, cause: str) -> None:
-        """Note why the epoch is over. The first reason stays, except that a bye with a reason replaces that of an ended
-        connection, after which it may come."""
+        """Note why the epoch is over. The first reason stays, except that a close message with a reason replaces that
+        of an ended connection, after which it may come."""
         if not self.over or (cause and not self._cause):
             self.version += 1
             self.over, self._cause = why, cause
@@ -220,67 +221,67 @@ class Hearing:
         """Judge the links again after time has passed; to be called at least once between two beats.
 
         ``data_age_s``: for how long no data has reached this machine from the left neighbour. When it is read does not
-        matter, for it may have lain in this machine's buffers since before the link went mute.
+        matter, for it may have lain in this machine's buffers since before the link fell silent.
         """
         came = data_age_s <= now_s - self._looked_s
         clock_s = self._clock_s(now_s)
-        left = self._ears[LEFT]
+        left = self._neighbours[LEFT]
         moved = (traffic.received, traffic.sent)
         if came and left.connected:
-            left.heard_s = clock_s
+            left.received_s = clock_s
         owes = traffic.wants and left.sent > traffic.received and traffic.received == self._moved[0] and not came
         left.owed_s = None if not owes else clock_s if left.owed_s is None else left.owed_s
-        busy = (traffic.wants or traffic.offers) and not traffic.patient
+        busy = (traffic.wants or traffic.offers) and not traffic.wait_for_peers
         if not busy or moved != self._moved:
             self._stalled_s = clock_s
         self._moved = moved
         self._note_ended(clock_s)
         if not self.over:
-            self._find_mute(clock_s)
+            self._find_silent(clock_s)
         if not self.over:
             self._find_late(clock_s)
         if not self.over and busy:
             self._find_stalled(traffic, clock_s)
 
     def _clock_s(self, now_s: float) -> float:
-        """The time without the gaps in which this process was stopped or starved: in those it could hear nobody."""
+        """The time without the gaps in which this process was stopped or starved: in those it could receive nobody."""
         gap_s = now_s - self._looked_s
         if gap_s > 2 * self._interval_s:
             self._absent_s += gap_s - self._interval_s
         self._looked_s = now_s
         return now_s - self._absent_s
 
-    def _patience_s(self, ear: _Ear, clock_s: float) -> float:
+    def _patience_s(self, ear: _Neighbour, clock_s: float) -> float:
         held = clock_s - self._began_s > 2 * self._timeout_s
         return self._timeout_s * (SUSPECT if ear.rank in self._suspects and not held else 1.0)
 
-    def _find_mute(self, clock_s: float) -> None:
-        caller = None if self._ears[LEFT].rank in self._suspects else self._ears[LEFT]
-        asked = [ear for ear in self._ears if ear.connected or ear is not caller]
-        mute = [ear for ear in asked if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
-        if mute:
-            ear = mute[0]
+    def _find_silent(self, clock_s: float) -> None:
+        caller = None if self._neighbours[LEFT].rank in self._suspects else self._neighbours[LEFT]
+        asked = [ear for ear in self._neighbours if ear.connected or ear is not caller]
+        silent = [ear for ear in asked if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
+        if silent:
+            ear = silent[0]
             what = "nothing" if ear.owed_s is None else "none of the bytes that it has sent"
             patience_s = self._patience_s(ear, clock_s)
             self._take_stock(clock_s, patience_s)
-            self.give_up(f"rank {ear.rank} of the ring is mute: {what} came for {patience_s:g} s")
+            self.give_up(f"rank {ear.rank} of the ring is silent: {what} came for {patience_s:g} s")
 
     def _take_stock(self, clock_s: float, patience_s: float) -> None:
-        """Note all links of this member that went mute together with one that was found mute after ``patience_s``.
+        """Note all links of this member that fell silent together with one that was found silent after ``patience_s``.
 
         Links that never stood in this epoch have all been waited for since it began. So where one of them was a suspect
         and had half of the time-out, half is enough for the others too."""
-        for ear in self._ears:
+        for ear in self._neighbours:
             least_s = TOGETHER * (patience_s if ear.connected else min(patience_s, SUSPECT * self._timeout_s))
             if ear.silent_s(clock_s) >= least_s:
-                self._note([Link(ear.rank, self._rank, mute=True)])
+                self._note([Link(ear.rank, self._rank, silent=True)])
 
     def _find_late(self, clock_s: float) -> None:
-        """Give up when a neighbour is not here after the time-out although nothing shows that it is mute. One that is
-        connected and has been silent for long is waited for: it speaks, or is mute in a moment, which is more."""
-        late = [ear for ear in self._ears if not ear.here]
-        silent = any(ear.connected and ear.silent_s(clock_s) >= TOGETHER * self._timeout_s for ear in late)
-        if late and not silent and clock_s - self._began_s >= self._timeout_s:
+        """Give up when a neighbour is not here after the time-out although nothing shows that it is silent. One that is
+        connected and has been silent for long is waited for: it speaks, or is silent in a moment, which is more."""
+        late = [ear for ear in self._neighbours if not ear.here]
+        quiet = any(ear.connected and ear.silent_s(clock_s) >= TOGETHER * self._timeout_s for ear in late)
+        if late and not quiet and clock_s - self._began_s >= self._timeout_s:
             self._note(Link(ear.rank, self._rank) for ear in late)
             names = " and ".join(dict.fromkeys(str(ear.rank) for ear in late))
             self.give_up(f"rank {names} of the ring did not come within {self._timeout_s:g} s")
@@ -290,7 +291,7 @@ class Hearing:
         stalled_s = clock_s - self._stalled_s
         if stalled_s < self._timeout_s:
             return
-        left, right = self._ears
+        left, right = self._neighbours
         late = [left] if traffic.wants and not left.wants and left.sent <= traffic.received else []
         if traffic.offers and not right.wants:
             late.append(right)
@@ -301,13 +302,13 @@ class Hearing:
             self.give_up(f"{who}: no byte moved for {stalled_s:.3g} s")
 
     def _note_ended(self, clock_s: float) -> None:
-        for ear in self._ears:
-            if ear.ended_s is not None and not ear.bye and clock_s - ear.ended_s >= ENDED_GRACE_S:
+        for ear in self._neighbours:
+            if ear.ended_s is not None and not ear.closing and clock_s - ear.ended_s >= ENDED_GRACE_S:
                 self._note([Link(ear.rank, self._rank)])
 
     def _note(self, links: Iterable[Link]) -> None:
         for link in links:
             pair = (link.sender, link.receiver)
-            if self._links.get(pair, False) < link.mute or pair not in self._links:
-                self._links[pair] = link.mute
+            if self._links.get(pair, False) < link.silent or pair not in self._links:
+                self._links[pair] = link.silent
                 self.version += 1

@@ -145,7 +145,7 @@ def test_the_holder_is_killed_and_the_next_takes_over(job: Candidates) -> None:
 
 
 def test_a_stopped_holder_is_replaced_and_decides_nothing_when_it_goes_on(job: Candidates) -> None:
-    """As after a partition: it believes to be in office, and finds a later term before it makes anything final."""
+    """As after a partition: it believes to be in charge, and finds a later term before it makes anything final."""
     job.start_candidates(2)
     job.until_more_steps()
     first = job.holder()
@@ -153,7 +153,7 @@ def test_a_stopped_holder_is_replaced_and_decides_nothing_when_it_goes_on(job: C
     job.until(lambda: job.holder() != first)
     job.until_more_steps()
     job.signal(first, signal.SIGCONT)
-    job.until(lambda: "waits for the office again" in job.output(f"candidate{first}"))
+    job.until(lambda: "waits for the lease again" in job.output(f"candidate{first}"))
     job.until_more_steps()
     job.end_in_order()
 
@@ -202,7 +202,7 @@ def test_candidates_are_stopped_at_random_moments(job: Candidates, moments: int)
     job.end_in_order()
 
 
-def test_a_candidate_without_a_life_is_one_sentence(tmp_path: Path) -> None:
+def test_a_candidate_without_a_job_attempt_is_one_sentence(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(tmp_path), "--candidate", "0"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == ExitCode.BAD_INPUT

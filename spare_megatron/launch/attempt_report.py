@@ -1,6 +1,6 @@
-"""Reads how a life of a job ended from its run directory, for the decision on what follows it.
+"""Reads how a job attempt ended from its run directory, for the decision on what follows it.
 
-May assume: no process of the life writes there any more, except a coordinator that waits for the decision.
+May assume: no process of the job attempt writes there any more, except a coordinator that waits for the decision.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.control_plane.last_words import LastWords, read_last_words
+from spare_megatron.control_plane.exit_report import ExitReport, read_exit_reports
 from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
-from spare_megatron.launch.restart_policy import EndedLife, JobProgress, Obstacles, is_failure, needs_checkpoint
-from spare_megatron.runtime.disk import patiently
+from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress, Obstacles, is_failure, needs_checkpoint
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json
 
 _ELSEWHERE = re.compile(r"closed by peer|[Cc]onnection reset|Broken pipe|[Rr]emote (process|peer)|DistNetworkError")
@@ -24,10 +24,11 @@ LINES_SHOWN = 12
 """How many lines of a log the user is shown."""
 
 
-def forget_last_life(run_dir: RunDirectory) -> None:
-    """Remove the last life's records, by which the life that begins now would be judged if it wrote none itself."""
+def forget_last_attempt(run_dir: RunDirectory) -> None:
+    """Remove the last job attempt's records, by which the job attempt that begins now would be judged if it wrote none
+    itself."""
     for path in (run_dir.summary, run_dir.status):
-        patiently(partial(path.unlink, missing_ok=True))
+        with_retries(partial(path.unlink, missing_ok=True))
     shutil.rmtree(run_dir.errors, ignore_errors=True)
 
 
@@ -39,34 +40,34 @@ def code_of(status: int) -> ExitCode:
         return ExitCode.FAILED
 
 
-def ended_life(
+def ended_attempt(
     run_dir: RunDirectory,
     code: ExitCode,
     why_failed: Callable[[], str],
     directories: Sequence[str],
     groups: int,
     before: JobProgress,
-    told: Callable[[str], None],
+    reported: Callable[[str], None],
     killed: Collection[int] = (),
-) -> EndedLife:
-    """The life as its summary and the checkpoints show it. Waits for a disk that fails for a while.
+) -> EndedAttempt:
+    """The job attempt as its summary and the checkpoints show it. Waits for a disk that fails for a while.
 
     An exit code alone is no proof that a job is finished: its coordinator has to have said so as well.
 
-    However it ended, a checkpoint that counts gets its name first: where no other life follows, nobody else would give
-    it.
+    However it ended, a checkpoint that counts gets its name first: where no other job attempt follows, nobody else
+    would give it.
 
-    The launcher adds what only it knows: obstacles, and that it was told to stop itself.
+    The launcher adds what only it knows: obstacles, and that it was asked to stop itself.
 
     Args:
         why_failed: called where the summary gives no reason for a failure.
         directories: where checkpoints are, in the order in which they are searched.
         groups: how many groups the job has.
-        before: how far the lives before this one have come.
-        told: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
+        before: how far the job attempts before this one have come.
+        reported: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
         killed: groups of which a signal has ended the first process, as far as the launcher saw it.
     """
-    summary = patiently(lambda: read_json(run_dir.summary)) or {}
+    summary = with_retries(lambda: read_json(run_dir.summary)) or {}
     reason = str(summary.get("reason", ""))
     if code is ExitCode.FINISHED and summary.get("outcome") not in ("finished", "left"):
         code = ExitCode.FAILED
@@ -77,10 +78,10 @@ def ended_life(
     if words:
         reason = f"every group ended by an error of its own, first {words[0].who}: {words[0].error}"
     checkpoint = None
-    publish_accepted(run_dir, directories, told)
+    publish_accepted(run_dir, directories, reported)
     if needs_checkpoint(code):
-        checkpoint = patiently(partial(checkpoint_to_start_from, directories, told))
-    return EndedLife(
+        checkpoint = with_retries(partial(checkpoint_to_start_from, directories, reported))
+    return EndedAttempt(
         code=code,
         reason=reason,
         first_step=int(summary.get("first_step", 0)),
@@ -94,11 +95,11 @@ def ended_life(
     )
 
 
-def own_ends(run_dir: RunDirectory, groups: int, killed: Collection[int]) -> list[LastWords]:
-    """What the ranks of a life said of the exceptions that ended them, the earliest first, where each of so many groups
-    ended by one; else nothing, because something else than the user's code may have ended the job. An exception that
-    only tells of another rank's end counts for nothing."""
-    there = sorted(read_last_words(run_dir.errors), key=lambda one: one.time_unix_s)
+def own_ends(run_dir: RunDirectory, groups: int, killed: Collection[int]) -> list[ExitReport]:
+    """What the ranks of a job attempt said of the exceptions that ended them, the earliest first, where each of so many
+    groups ended by one; else nothing, because something else than the user's code may have ended the job. An exception
+    that only tells of another rank's end counts for nothing."""
+    there = sorted(read_exit_reports(run_dir.errors), key=lambda one: one.time_unix_s)
     words = [one for one in there if one.group not in killed and not _ELSEWHERE.search(one.error)]
     return words if len({one.group for one in words}) >= groups else []
 
@@ -126,5 +127,5 @@ def refusal_of_coordinator(run_dir: RunDirectory) -> str:
 
 
 def live_groups(run_dir: RunDirectory) -> list[int]:
-    """The groups that were live at the end of the life; empty where that cannot be read."""
+    """The groups that were live at the end of the job attempt; empty where that cannot be read."""
     return [int(group) for group in (glance(run_dir.summary) or {}).get("live_groups", [])]

@@ -23,7 +23,7 @@ def collections(busy: float, until_s: float) -> list[float]:
     return found
 
 
-def test_a_busy_process_collects_less_often_than_a_calm_one() -> None:
+def test_a_busy_process_collects_less_often_than_an_idle_one() -> None:
     assert collections(0.1, 3.5 * AGAIN_S) == [AGAIN_S, 2 * AGAIN_S, 3 * AGAIN_S]
     assert collections(0.9, 2.5 * LATEST_S) == [LATEST_S, 2 * LATEST_S]
 

@@ -1,4 +1,5 @@
-"""Parcels as bytes: whatever the tensors and the number of parts, the parts together are the parcel, byte for byte."""
+"""Snapshot shards as bytes: whatever the tensors and the number of parts, the parts together are the snapshot shard,
+byte for byte."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.transfer import parcels
-from spare_megatron.transfer.parcels import (
+from spare_megatron.transfer import snapshot_shards
+from spare_megatron.transfer.snapshot_shards import (
     ALIGNED_BYTES,
     ByteSpace,
     ReceiveBuffer,
@@ -21,7 +22,7 @@ from spare_megatron.transfer.parcels import (
     pack_header,
     read_header,
 )
-from spare_megatron.transfer.transport import Parcel
+from spare_megatron.transfer.transport import SnapshotShard
 
 DTYPES = (
     *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool),
@@ -39,9 +40,9 @@ def tensor_of(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
     return raw.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
 
 
-def parcel_of(tensors: dict[str, tuple[torch.dtype, list[int]]]) -> Parcel:
+def snapshot_shard_of(tensors: dict[str, tuple[torch.dtype, list[int]]]) -> SnapshotShard:
     made = {name: tensor_of(*kind, seed) for seed, (name, kind) in enumerate(tensors.items())}
-    return Parcel(made, {"lr": 0.1, "names": sorted(made)})
+    return SnapshotShard(made, {"lr": 0.1, "names": sorted(made)})
 
 
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -51,15 +52,15 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def chunks_of(outgoing: SendBuffer) -> list[tuple[int, memoryview]]:
-    return [outgoing.chunk(number) for number in range(-(-outgoing.size // parcels.CHUNK_BYTES))]
+    return [outgoing.chunk(number) for number in range(-(-outgoing.size // snapshot_shards.CHUNK_BYTES))]
 
 
-def land(parcel: Parcel, parts: int, step: int = 1 << 30) -> Parcel:
+def land(snapshot_shard: SnapshotShard, parts: int, step: int = 1 << 30) -> SnapshotShard:
     """Every part through a ReceiveBuffer, ``step`` bytes at a time."""
-    told = read_header(pack_header(parcel))
-    places = {name: torch.empty_like(tensor, device="cpu") for name, tensor in told.tensors.items()}
+    reported = read_header(pack_header(snapshot_shard))
+    places = {name: torch.empty_like(tensor, device="cpu") for name, tensor in reported.tensors.items()}
     for part in range(parts):
-        outgoing, incoming = SendBuffer(parcel, part, parts), ReceiveBuffer(places, part, parts)
+        outgoing, incoming = SendBuffer(snapshot_shard, part, parts), ReceiveBuffer(places, part, parts)
         assert outgoing.size == incoming.size
         for checksum, chunk in chunks_of(outgoing):
             assert incoming.due == len(chunk)
@@ -70,20 +71,22 @@ def land(parcel: Parcel, parts: int, step: int = 1 << 30) -> Parcel:
                 incoming.advance(size)
             assert incoming.settle(checksum)
         assert incoming.done
-    return Parcel({name: places[name] for name in told.tensors}, told.values)
+    return SnapshotShard({name: places[name] for name in reported.tensors}, reported.values)
 
 
 @given(TENSORS, st.integers(1, 5), st.sampled_from((64, 100, 1 << 20)), st.sampled_from((1, 7, 1 << 30)))
-def test_the_parts_together_are_the_parcel(tensors, parts: int, chunk_bytes: int, step: int) -> None:
+def test_the_parts_together_are_the_snapshot_shard(tensors, parts: int, chunk_bytes: int, step: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "CHUNK_BYTES", chunk_bytes)
-        parcel = parcel_of(tensors)
-        landed = land(parcel, parts, step)
-        raw = b"".join(bytes(chunk) for part in range(parts) for _, chunk in chunks_of(SendBuffer(parcel, part, parts)))
-    assert landed.values == parcel.values
-    assert landed.tensors.keys() == parcel.tensors.keys()
-    assert all(same(landed.tensors[name], parcel.tensors[name]) for name in parcel.tensors)
-    ordered = [parcel.tensors[name] for name in sorted(parcel.tensors)]
+        patch.setattr(snapshot_shards, "CHUNK_BYTES", chunk_bytes)
+        snapshot_shard = snapshot_shard_of(tensors)
+        landed = land(snapshot_shard, parts, step)
+        raw = b"".join(
+            bytes(chunk) for part in range(parts) for _, chunk in chunks_of(SendBuffer(snapshot_shard, part, parts))
+        )
+    assert landed.values == snapshot_shard.values
+    assert landed.tensors.keys() == snapshot_shard.tensors.keys()
+    assert all(same(landed.tensors[name], snapshot_shard.tensors[name]) for name in snapshot_shard.tensors)
+    ordered = [snapshot_shard.tensors[name] for name in sorted(snapshot_shard.tensors)]
     assert raw == b"".join(flat_bytes(tensor).numpy().tobytes() for tensor in ordered if tensor.nbytes)
 
 
@@ -91,21 +94,23 @@ def test_the_parts_together_are_the_parcel(tensors, parts: int, chunk_bytes: int
 def test_tensors_of_other_devices_are_filled_chunk_by_chunk(tensors, parts: int) -> None:
     """No tensor counts as this machine's memory; all arrive through the one chunk of it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "CHUNK_BYTES", 128)
-        patch.setattr(parcels, "in_memory", lambda tensor: False)
-        parcel = parcel_of(tensors)
-        landed = land(parcel, parts)
-        assert all(same(landed.tensors[name], parcel.tensors[name]) for name in parcel.tensors)
+        patch.setattr(snapshot_shards, "CHUNK_BYTES", 128)
+        patch.setattr(snapshot_shards, "in_memory", lambda tensor: False)
+        snapshot_shard = snapshot_shard_of(tensors)
+        landed = land(snapshot_shard, parts)
+        assert all(same(landed.tensors[name], snapshot_shard.tensors[name]) for name in snapshot_shard.tensors)
         full = {name: tensor for name, tensor in landed.tensors.items() if tensor.nbytes}
         if full:
             room = ReceiveBuffer(full, 0, 1).room()
             room[:] = bytes(len(room))
-        assert all(same(full[name], parcel.tensors[name]) for name in full), "nothing was written past the checksum"
+        assert all(same(full[name], snapshot_shard.tensors[name]) for name in full), (
+            "nothing was written past the checksum"
+        )
 
 
 @given(TENSORS, st.integers(1, 40))
 def test_parts_are_contiguous_and_begin_at_round_offsets(tensors, parts: int) -> None:
-    space = ByteSpace(parcel_of(tensors).tensors)
+    space = ByteSpace(snapshot_shard_of(tensors).tensors)
     ranges = [space.part(number, parts) for number in range(parts)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == space.size
@@ -124,20 +129,20 @@ JSON = st.recursive(
 
 @given(TENSORS, st.dictionaries(st.text(max_size=5), JSON, max_size=4))
 def test_values_and_shapes_come_out_as_they_went_in(tensors, values) -> None:
-    parcel = Parcel(parcel_of(tensors).tensors, values)
-    told = read_header(pack_header(parcel))
-    assert told.values == values
-    assert json.dumps(told.values, sort_keys=True) == json.dumps(values, sort_keys=True), "also -0.0 and 1 for 1.0"
-    assert {name: (one.dtype, one.shape) for name, one in told.tensors.items()} == {
-        name: (one.dtype, one.shape) for name, one in parcel.tensors.items()
+    snapshot_shard = SnapshotShard(snapshot_shard_of(tensors).tensors, values)
+    reported = read_header(pack_header(snapshot_shard))
+    assert reported.values == values
+    assert json.dumps(reported.values, sort_keys=True) == json.dumps(values, sort_keys=True), "also -0.0 and 1 for 1.0"
+    assert {name: (one.dtype, one.shape) for name, one in reported.tensors.items()} == {
+        name: (one.dtype, one.shape) for name, one in snapshot_shard.tensors.items()
     }
-    assert all(one.device.type == "meta" for one in told.tensors.values())
+    assert all(one.device.type == "meta" for one in reported.tensors.values())
 
 
-def test_equal_parcels_have_equal_headers_in_whatever_order_they_are_made() -> None:
+def test_equal_snapshot_shards_have_equal_headers_in_whatever_order_they_are_made() -> None:
     one, two = torch.ones(3), torch.ones((), dtype=torch.bfloat16)
-    mine = Parcel({"a": one, "b": two}, {"x": 1, "y": math.inf})
-    other = Parcel({"b": two, "a": one}, {"y": math.inf, "x": 1})
+    mine = SnapshotShard({"a": one, "b": two}, {"x": 1, "y": math.inf})
+    other = SnapshotShard({"b": two, "a": one}, {"y": math.inf, "x": 1})
     assert pack_header(mine) == pack_header(other)
 
 
@@ -156,25 +161,25 @@ def test_equal_parcels_have_equal_headers_in_whatever_order_they_are_made() -> N
     ],
 )
 def test_other_words_are_no_header(words: bytes) -> None:
-    with pytest.raises(ValueError, match="this is no header of a parcel"):
+    with pytest.raises(ValueError, match="this is no header of a snapshot shard"):
         read_header(words)
 
 
 def test_what_cannot_travel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"tensor a .* is not contiguous"):
-        pack_header(Parcel({"a": torch.ones(4, 4).t()[:2]}, {}))
+        pack_header(SnapshotShard({"a": torch.ones(4, 4).t()[:2]}, {}))
     with pytest.raises(TypeError):
-        pack_header(Parcel({}, {"a": object()}))
-    monkeypatch.setattr(parcels, "HEADER_BYTES_MAX", 100)
+        pack_header(SnapshotShard({}, {"a": object()}))
+    monkeypatch.setattr(snapshot_shards, "HEADER_BYTES_MAX", 100)
     with pytest.raises(ValueError, match="but 100 is the most"):
-        pack_header(Parcel({}, {"a": "x" * 100}))
+        pack_header(SnapshotShard({}, {"a": "x" * 100}))
 
 
 def test_a_damaged_chunk_comes_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parcels, "CHUNK_BYTES", 64)
-    parcel = Parcel({"a": torch.arange(20), "b": torch.ones(3)}, {})
+    monkeypatch.setattr(snapshot_shards, "CHUNK_BYTES", 64)
+    snapshot_shard = SnapshotShard({"a": torch.arange(20), "b": torch.ones(3)}, {})
     places = {"a": torch.zeros(20, dtype=torch.int64), "b": torch.zeros(3)}
-    outgoing, incoming = SendBuffer(parcel, 0, 1), ReceiveBuffer(places, 0, 1)
+    outgoing, incoming = SendBuffer(snapshot_shard, 0, 1), ReceiveBuffer(places, 0, 1)
     for number, (checksum, chunk) in enumerate(chunks_of(outgoing)):
         for damage in (1, 0):
             assert (incoming.chunk, incoming.reached) == (number, 64 * number)
@@ -187,12 +192,12 @@ def test_a_damaged_chunk_comes_again_from_its_beginning(monkeypatch: pytest.Monk
             assert not incoming.done
             assert incoming.settle(checksum) is (damage == 0)
     assert incoming.done
-    assert torch.equal(places["a"], parcel.tensors["a"])
-    assert torch.equal(places["b"], parcel.tensors["b"])
+    assert torch.equal(places["a"], snapshot_shard.tensors["a"])
+    assert torch.equal(places["b"], snapshot_shard.tensors["b"])
 
 
 def test_a_portion_is_a_copy() -> None:
     tensor = torch.zeros(100)
-    outgoing = SendBuffer(Parcel({"a": tensor}, {}), 0, 1)
+    outgoing = SendBuffer(SnapshotShard({"a": tensor}, {}), 0, 1)
     tensor.fill_(1)
     assert bytes(outgoing.chunk(0)[1]) == bytes(400)

@@ -1,4 +1,4 @@
-"""Who holds office among coordinators, and what Slurm's environment says of a job: pure."""
+"""Who holds the lease among coordinators, and what Slurm's environment says of a job: pure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_first_candidate_begins_after_a_few_looks_and_the_others_stand_back(
     assert first_claim_s(Watch(2, LEASE_S, 1, 0.0), [None]) == pytest.approx(2 * STAGGER * LEASE_S, abs=TICK_S)
 
 
-def test_a_term_of_an_earlier_life_is_vacant_whether_it_ended_or_not() -> None:
+def test_a_term_of_an_earlier_job_attempt_is_vacant_whether_it_ended_or_not() -> None:
     for over in (None, 4):
         claim_s = first_claim_s(Watch(0, LEASE_S, 2, 0.0), [Term(3, 1, 17, over)])
         assert claim_s == pytest.approx((VACANT_LOOKS - 1) * TICK_S)
@@ -145,7 +145,7 @@ CONFIG = {"SLURM_VERSION": "24.11.5", "PreemptType": "preempt/partition_prio", "
 
 
 @pytest.mark.parametrize(
-    ("told", "config", "mode", "by_itself"),
+    ("reported", "config", "mode", "by_itself"),
     [
         ({}, {}, "REQUEUE", True),
         ({}, {}, "GANG,REQUEUE", True),
@@ -160,12 +160,12 @@ CONFIG = {"SLURM_VERSION": "24.11.5", "PreemptType": "preempt/partition_prio", "
     ],
 )
 def test_who_queues_a_preempted_job_again(
-    told: dict[str, str], config: dict[str, str], mode: str, by_itself: bool
+    reported: dict[str, str], config: dict[str, str], mode: str, by_itself: bool
 ) -> None:
-    assert queues_preempted({**PREEMPTED, **told}, {**CONFIG, **config}, mode) is by_itself
+    assert queues_preempted({**PREEMPTED, **reported}, {**CONFIG, **config}, mode) is by_itself
 
 
 @pytest.mark.parametrize("absent", [*PREEMPTED, *CONFIG, "mode"])
 def test_what_slurm_does_not_tell_counts_as_no(absent: str) -> None:
-    told, config = ({name: text for name, text in all_.items() if name != absent} for all_ in (PREEMPTED, CONFIG))
-    assert not queues_preempted(told, config, "" if absent == "mode" else "REQUEUE")
+    reported, config = ({name: text for name, text in all_.items() if name != absent} for all_ in (PREEMPTED, CONFIG))
+    assert not queues_preempted(reported, config, "" if absent == "mode" else "REQUEUE")

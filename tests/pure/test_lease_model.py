@@ -1,9 +1,9 @@
 """Every order of looks, writes, copies and stops among coordinators that follow one another, in ticks of a clock.
 
 The promise of spare_megatron.coordinator.election is checked at each state: what a holder has acted on is in every
-journal that a later one goes on with. The real :class:`Tenure` and ``wait_after_claim_s`` decide; the model around
-them lets every step happen at any later tick, so a process may be stopped, or its disk be slow, between any two of
-them.
+journal that a later one goes on with. The real :class:`LeaseValidity` and ``wait_after_claim_s`` decide; the model
+around them lets every step happen at any later tick, so a process may be stopped, or its disk be slow, between any two
+of them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from spare_megatron.coordinator.election import CERTAIN, SEEN, Tenure, wait_after_claim_s
+from spare_megatron.coordinator.election import CERTAIN, SEEN, LeaseValidity, wait_after_claim_s
 from spare_megatron.coordinator.terms import Term
 
 Records = frozenset[int]
@@ -106,12 +106,12 @@ class Model:
         claim, end by now, and miss every later term that they may miss."""
         claimed = world.ones[number - 1].claimed
         assert claimed is not None
-        tenure = Tenure(number, float(self.lease), float(claimed))
+        validity = LeaseValidity(number, float(self.lease), float(claimed))
         later = [one.claimed for one in world.ones[number:] if one.claimed is not None]
         for began in range(claimed, world.now + 1):
             if all(began < at + SEEN * self.lease for at in later):
-                tenure.looked(began if self.rules.looks_count_from_their_begin else world.now, number)
-        return tenure.certain(float(world.now))
+                validity.looked(began if self.rules.looks_count_from_their_begin else world.now, number)
+        return validity.certain(float(world.now))
 
     def _write(self, world: World, number: int, one: One) -> Iterator[tuple[str, World]]:
         if one.record == "none" and number < len(world.ones):

@@ -65,7 +65,7 @@ class StateTransport(Protocol):
 
     @property
     def address(self) -> str:
-        """Where learners reach this rank; it is notified with the rank's Hello."""
+        """Where learners reach this rank; it is sent in the rank's Hello."""
 
     def open(self, number: int, learner: Member, part: int, parts: int) -> None:
         """Serve part ``part`` of ``parts`` of the snapshot shards of offer ``number`` to ``learner``. Nothing is there

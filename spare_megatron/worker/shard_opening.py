@@ -2,7 +2,7 @@
 for nothing that it need not wait for.
 
 Promises: shards are opened in the order in which views name them, each is tried again after short pauses, because a
-store may be away for a moment, and the leader is notified of each how it went; whatever opening raises is an answer,
+store may be away for a moment, and the leader learns how each went; whatever opening raises is an answer,
 never the end of the rank.
 """
 

@@ -110,7 +110,7 @@ def test_nothing_is_notified_when_nobody_watches_but_passes_are_counted() -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_is_notified_is_final_whatever_the_order(seed: int) -> None:
+def test_what_is_reported_is_final_whatever_the_order(seed: int) -> None:
     """Against the plain definition: published is a prefix, and nothing of it is added to afterwards."""
     print(f"seed {seed}")
     draw = random.Random(seed)

@@ -33,7 +33,7 @@ def _disagreements(claim: Claim, text: str) -> Iterator[str]:
             yield f"{claim.page} says {reported}, but {figure.value} is in {figure.source}: {where}"
 
 
-def test_a_figure_that_differs_is_notified_with_page_and_file() -> None:
+def test_a_figure_that_differs_is_reported_with_page_and_file() -> None:
     claim = next(claim for claim in CLAIMS if claim.words.startswith("A masked failure takes"))
     value = claim.figures[0].value
     assert list(_disagreements(claim, "A masked failure takes 9.99\ns from")) == [

@@ -34,7 +34,7 @@ def test_the_group_is_ready_when_its_last_rank_is() -> None:
 
 
 def test_it_is_ready_again_with_each_view_without_an_offer() -> None:
-    """Also where an offer was made and has ended without a view that reported of it."""
+    """Also where an offer was made and has ended without a view that announced it."""
     one = reports()
     assert one.reported(replace(LEARNS, epoch=4)) == Ready(*ME)
     assert one.reported(OFFERED) is None

@@ -179,7 +179,7 @@ class World:
             self._pass_on(self._entries(self.issuer.begun(self.reported.popleft())))
             return True
         rank = self.ranks[int(move.rpartition(" ")[2])]
-        if move.startswith("hear"):
+        if move.startswith("receive"):
             rank.receive()
             return True
         if self.joins and not rank.runs:

@@ -117,7 +117,15 @@ def train_valid_test_datasets_provider(num_samples: list[int], vp_stage: int | N
 
     args = get_args()
     blend, blend_per_split = get_blend_and_blend_per_split(args)
-    config = GPTDatasetConfig(
+    kind, make_config = MockGPTDataset if args.mock_data else GPTDataset, GPTDatasetConfig
+    if args.fim_data:
+        from spare_megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
+
+        names = ("fim_rate", "fim_spm_rate", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix")
+        tokens = {name: getattr(args, f"fim_{name}_token") for name in ("prefix", "middle", "suffix", "pad", "eod")}
+        fields = {name: getattr(args, name) for name in names}
+        kind, make_config = GPTFIMDataset, partial(GPTFIMDatasetConfig, fim_extra_tokens=tokens, **fields)
+    config = make_config(
         random_seed=args.seed,
         sequence_length=args.seq_length,
         blend=blend,
@@ -134,7 +142,6 @@ def train_valid_test_datasets_provider(num_samples: list[int], vp_stage: int | N
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
         allow_ambiguous_pad_tokens=args.allow_ambiguous_pad_tokens,
     )
-    kind = MockGPTDataset if args.mock_data else GPTDataset
     return tuple(
         BlendedMegatronDatasetBuilder(kind, num_samples, partial(is_dataset_built_on_rank, vp_stage), config).build()
     )

@@ -299,6 +299,29 @@ class DataConfig:
     """single: samples in their order, once; cyclic: shuffled anew in each epoch."""
     data_sharding: bool = flag(True, "--no-data-sharding")
     """cyclic: each data-parallel rank shuffles its own part of the samples."""
+    fim_data: bool = False
+    """Rearrange some documents so that the model learns to fill in the middle (arXiv 2207.14255); random numbers follow
+    from the seed and the sample's index, so the choice is another than Megatron's."""
+    fim_rate: float = 0.5
+    """Share of the documents that --fim-data rearranges."""
+    fim_spm_rate: float = 0.5
+    """Share of the rearranged documents that have the suffix first (SPM); the others have the prefix first (PSM)."""
+    fim_split_sample: str | None = None
+    """Token that divides a document into fragments, each of which is rearranged by itself."""
+    fim_fragment_rate: float | None = None
+    """Share of the fragments of a document that are rearranged, with --fim-split-sample."""
+    fim_no_prefix: str | None = None
+    """Text: what begins with it is not rearranged."""
+    fim_prefix_token: str = "<fim_prefix>"
+    """Token before a prefix."""
+    fim_middle_token: str = "<fim_middle>"
+    """Token before a middle."""
+    fim_suffix_token: str = "<fim_suffix>"
+    """Token before a suffix."""
+    fim_pad_token: str = "<fim_pad>"
+    """Token that fills up a sample which became shorter."""
+    fim_eod_token: str = "<|endoftext|>"
+    """Token that ends a document in the data."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,23 @@ def resolve_data(ns: Namespace) -> None:
         ns.spare_notes += tuple(left_out(ns))
     if ns.dataloader_type is None:
         ns.dataloader_type = "single"
+    _check_fill_in_middle(ns)
+
+
+def _check_fill_in_middle(ns: Namespace) -> None:
+    if not ns.fim_data:
+        return
+    if ns.mock_data:
+        raise ConfigError("--fim-data needs documents, and --mock-data has none; give --data-path")
+    for flag, value in (("rate", ns.fim_rate), ("spm-rate", ns.fim_spm_rate), ("fragment-rate", ns.fim_fragment_rate)):
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ConfigError(f"--fim-{flag} is {value:g}, but it is a share; give a value from 0 to 1")
+    if (ns.fim_split_sample is None) != (ns.fim_fragment_rate is None):
+        raise ConfigError("--fim-split-sample and --fim-fragment-rate belong together; give both or none")
 
 
 def names_no_data(ns: Namespace) -> bool:
-    """Whether ``--data-path`` is there without a message: a variable of the user's script was empty."""
+    """Whether ``--data-path`` is there without a value: a variable of the user's script was empty."""
     return bool(ns.data_path == [])
 
 

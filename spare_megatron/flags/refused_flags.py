@@ -371,23 +371,6 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             "object-storage-cache-path",
         ),
     ),
-    (
-        "fill-in-the-middle data needs a data set that Megatron-LM has and megatron-core does not",
-        "give your own pretrain_gpt.py a train_valid_test_datasets_provider that returns it",
-        (
-            "fim-data",
-            "fim-rate",
-            "fim-spm-rate",
-            "fim-split-sample",
-            "fim-fragment-rate",
-            "fim-no-prefix",
-            "fim-prefix-token",
-            "fim-middle-token",
-            "fim-suffix-token",
-            "fim-pad-token",
-            "fim-eod-token",
-        ),
-    ),
     ("configurations are written with the checkpoint, not by themselves", "use --save", ("config-logger-dir",)),
     (
         "documents are kept apart by the attention mask, not by packed sequences",

@@ -1,8 +1,5 @@
 """Stands for ``megatron.training.datasets.fim_dataset``."""
 
-from spare_megatron.training.megatron_exports import refused_kind
+from spare_megatron.megatron_adapter.data.fill_in_middle import GPTFIMDataset, GPTFIMDatasetConfig
 
-_WHY = "fill-in-the-middle data (--fim-data) is not supported"
-
-GPTFIMDataset = refused_kind("GPTFIMDataset", _WHY)
-GPTFIMDatasetConfig = refused_kind("GPTFIMDatasetConfig", _WHY)
+__all__ = ["GPTFIMDataset", "GPTFIMDatasetConfig"]

@@ -315,12 +315,12 @@ def test_a_donors_process_that_comes_back_goes_on_where_it_was(ranks: Ranks) -> 
     ("who", "reported"),
     [
         ({"token": "another"}, "it does not know the job's token"),
-        ({"life": 2}, "closed the connection|reset"),
+        ({"job_attempt": 2}, "closed the connection|reset"),
         ({"position": 1}, "closed the connection|reset"),
         ({"member": Member(3, 0)}, "does not serve step 4 of offer 7 any more"),
         ({"member": Member(2, 1)}, "does not serve step 4 of offer 7 any more"),
     ],
-    ids=["token", "life", "position", "incarnation", "group"],
+    ids=["token", "job_attempt", "position", "incarnation", "group"],
 )
 def test_nobody_but_the_offers_learner_has_it(ranks: Ranks, who: dict[str, object], reported: str) -> None:
     donor = ranks.donor()

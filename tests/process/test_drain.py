@@ -72,9 +72,9 @@ def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Pat
     job.wait_for_step(3)
     assert "are the last live hosts of a shard" in drain(job, "--node", "127.0.0.1", code=2)
     assert "no group that is there has a rank at 192.0.2.1" in drain(job, "--node", "192.0.2.1", code=2)
-    reported = drain(job, "--group", "2", "--reason", "ECC errors")
-    assert reported.startswith("1 group (2) will leave"), reported
-    assert "group 2 has left; step " in reported
+    answer = drain(job, "--group", "2", "--reason", "ECC errors")
+    assert answer.startswith("1 group (2) will leave"), answer
+    assert "group 2 has left; step " in answer
     assert "group 1 is the last live host of a shard" in drain(job, "--group", "1", code=2)
     assert "group 2 has been drained already" in drain(job, "--group", "2", code=2)
     assert "groups 0, 1, 3 are there; group 7 is not among them" in drain(job, "--group", "7", code=2)

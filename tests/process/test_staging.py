@@ -17,7 +17,7 @@ def test_the_command_is_notified_shard_and_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "limit_s", "reported"),
+    ("command", "limit_s", "ending"),
     [
         ("echo first; echo last {shard} >&2; exit 3", 30.0, "exit code 3: last 4"),
         ("echo begun {shard}; sleep 60", 0.5, "not done within 0.5 s: begun 4"),
@@ -25,11 +25,11 @@ def test_the_command_is_notified_shard_and_host(tmp_path: Path) -> None:
     ],
 )
 def test_a_command_that_fails_is_notified_with_its_last_line(
-    tmp_path: Path, command: str, limit_s: float, reported: str
+    tmp_path: Path, command: str, limit_s: float, ending: str
 ) -> None:
     with pytest.raises(StagingError) as reported:
         bring(command, 4, tmp_path, limit_s)
-    assert str(reported.value) == f"--spare-stage-command for shard 4 on {socket.gethostname()}: {reported}"
+    assert str(reported.value) == f"--spare-stage-command for shard 4 on {socket.gethostname()}: {ending}"
 
 
 def test_ranks_of_one_host_run_it_one_after_the_other(tmp_path: Path) -> None:

@@ -162,8 +162,8 @@ def test_a_donor_of_another_part_is_named(ranks: Ranks) -> None:
 
 def test_a_donor_that_says_nothing_is_named(ranks: Ranks) -> None:
     """It takes connections, as the kernel does for a stopped process, and no more."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent = Source(Member(1), f"127.0.0.1:{silent.getsockname()[1]}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = Source(Member(1), f"127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(FetchError, match=r"group 1, .* nothing of step 4 for 1 s: it does not answer"):
             ranks.begin(ranks.learner(1.0), [source(ranks.donor(0, 0, 2)), silent]).result(PATIENCE_S)
 
@@ -315,12 +315,12 @@ def test_a_donors_process_that_comes_back_goes_on_where_it_was(ranks: Ranks) -> 
     ("who", "reported"),
     [
         ({"token": "another"}, "it does not know the job's token"),
-        ({"life": 2}, "closed the connection|reset"),
+        ({"job_attempt": 2}, "closed the connection|reset"),
         ({"position": 1}, "closed the connection|reset"),
         ({"member": Member(3, 0)}, "does not serve step 4 of offer 7 any more"),
         ({"member": Member(2, 1)}, "does not serve step 4 of offer 7 any more"),
     ],
-    ids=["token", "life", "position", "incarnation", "group"],
+    ids=["token", "job_attempt", "position", "incarnation", "group"],
 )
 def test_nobody_but_the_offers_learner_has_it(ranks: Ranks, who: dict[str, object], reported: str) -> None:
     donor = ranks.donor()

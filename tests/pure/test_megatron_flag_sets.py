@@ -50,8 +50,8 @@ def test_nine_of_ten_configurations_that_train_pass_the_check(answers: dict[str,
 
 def test_every_other_one_is_given_all_that_is_in_its_way(answers: dict[str, str]) -> None:
     reported: dict[str, Counter[str]] = {words: Counter() for words in REFUSED}
-    for name, reported in answers.items():
-        for line in reported.splitlines():
+    for name, answer_of_check in answers.items():
+        for line in answer_of_check.splitlines():
             (words,) = (words for words in REFUSED if words in line)
             assert " supported: " in line or " flag" in words, f"{name}: {line}"
             reported[words][name.partition("/")[0]] += 1

@@ -157,6 +157,8 @@ def shrink_recipe(words: Sequence[str], generator: random.Random) -> Shrunk:
     virtual = [flag for flag in VIRTUAL if small.value(flag)]
     if not small.value("--eval-iters"):
         small.given += ("--eval-iters", "0")
+    if "--qk-layernorm" in small.kept and "--multi-latent-attention" in small.kept and not small.value("--q-lora-rank"):
+        small.given += ("--q-lora-rank", "32")  # which megatron-core's local layers need for that norm since 0.19
     if "--fp16" in small.kept:  # the rates are higher here, and so are the gradients
         small.given += ("--initial-loss-scale", "4096")
     for flag in (*VIRTUAL, *UNEVEN_STAGES) if kept != "PP" else UNEVEN_STAGES if virtual else ():

@@ -34,6 +34,8 @@ def main() -> None:
 
     from benchmarks._plain_training import PlainTraining
 
+    if not job.optimizer["use_distributed_optimizer"]:  # there is none for Muon
+        instances = 1
     world = _world(job, rank, dist.FileStore(str(output.with_suffix(".store")), world_size), instances)
     training = PlainTraining(job, args, world, job.shape, instances=instances)
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler, get_canonical_lr_for_logging

@@ -63,6 +63,16 @@ def test_plain_settings_are_accepted() -> None:
     check_settings(SETTINGS, shape(tensor=2, pipeline=2))
 
 
+def test_a_norm_of_queries_that_newer_local_layers_do_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """megatron-core 0.19 raises an error where it builds such a layer, after the check."""
+    latent = {"multi_latent_attention": True, "qk_layernorm": True}
+    for version, more in (("0.16.1", {}), ("0.19.2", {"q_lora_rank": 32})):
+        monkeypatch.setattr(versions, "core_version", lambda version=version: version)
+        check_settings(dataclasses.replace(SETTINGS, transformer={**latent, **more}), shape())
+    with pytest.raises(ConfigError, match="--qk-layernorm with --multi-latent-attention .* give --q-lora-rank, or"):
+        check_settings(dataclasses.replace(SETTINGS, transformer=latent), shape())
+
+
 def test_untested_core_is_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_core_version() in TESTED_CORE_VERSIONS
     monkeypatch.setattr(versions, "core_version", lambda: "9.9.9")

@@ -15,6 +15,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.megatron_adapter.versions import release
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,13 @@ def check_settings(settings: MegatronSettings, shape: JobShape) -> None:
             f"--context-parallel-size {shape.context} needs transformer-engine's attention: megatron-core's local "
             "attention asserts a context-parallel size of 1; use --context-parallel-size 1 or install "
             "transformer-engine on a machine with CUDA"
+        )
+    latent = transformer.get("multi_latent_attention") and transformer.get("q_lora_rank") is None
+    if latent and transformer.get("qk_layernorm") and uses_local_layers(settings) and release() >= (0, 19):
+        raise ConfigError(
+            "--qk-layernorm with --multi-latent-attention and without --q-lora-rank needs transformer-engine: "
+            "megatron-core's local layers have no norm of such queries since 0.19; give --q-lora-rank, or leave "
+            "--qk-layernorm out"
         )
     check_routing(
         transformer.get("moe_router_load_balancing_type", "aux_loss"), transformer.get("moe_router_force_biased")

@@ -207,13 +207,15 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         # the report lists what this machine lacks: check the settings as on a machine that has it
         likely = job.model.transformer_impl or "transformer_engine"
         check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
-        from spare_megatron.worker.return_forecast import return_lines  # needs numpy
+        from spare_megatron.worker.memory_forecast import memory_lines  # they need numpy
+        from spare_megatron.worker.return_forecast import return_lines
 
         if not data_flags.names_no_data(namespace) and all(path.exists() for path in check.data_paths(namespace)):
             from spare_megatron.data.data_files import check_data
 
             check_data(namespace, None)
-        forecast = return_lines(namespace, shape, likely_vocabulary(namespace))
+        vocabulary = likely_vocabulary(namespace)
+        forecast = [*memory_lines(namespace, shape, vocabulary), *return_lines(namespace, shape, vocabulary)]
         sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
         raise SystemExit(0)
     check.check_machine(namespace)

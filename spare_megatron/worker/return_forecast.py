@@ -66,7 +66,7 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     layers += counts.dense * hidden * ns.ffn_hidden_size * products + sparse * shared
     predicted = ns.mtp_num_layers or 0  # layers of the last stage, each about as large as the mean decoder layer
     last += (predicted * 2 * hidden**2 + (table if predicted and stages > 1 else 0)) / tensor
-    here = _share_of_largest_stage(ns, stages) + predicted / ns.num_layers
+    here = share_of_largest_stage(ns, stages) + predicted / ns.num_layers
     dense = here * (layers / tensor + sparse * hidden * (ns.num_experts or 0))
     dense += max(first, last) if stages > 1 else first + last
     split = splits(ns, shape)
@@ -78,7 +78,7 @@ def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[Ra
     return of_dense, RankParameters(experts, same if split else 1, split)
 
 
-def _share_of_largest_stage(ns: Namespace, stages: int) -> float:
+def share_of_largest_stage(ns: Namespace, stages: int) -> float:
     pattern = pattern_of(ns)
     if pattern is not None and len(pattern.stages) > 1:
         return max(sum(map(len, pattern.stages[rank::stages])) for rank in range(stages)) / float(ns.num_layers)

@@ -69,7 +69,7 @@ def test_a_norm_of_queries_that_newer_local_layers_do_not_have(monkeypatch: pyte
     for version, more in (("0.16.1", {}), ("0.19.2", {"q_lora_rank": 32})):
         monkeypatch.setattr(versions, "core_version", lambda version=version: version)
         check_settings(dataclasses.replace(SETTINGS, transformer={**latent, **more}), shape())
-    with pytest.raises(ConfigError, match="--qk-layernorm with --multi-latent-attention .* give --q-lora-rank, or"):
+    with pytest.raises(ConfigError, match=r"--qk-layernorm with --multi-latent-attention .* give --q-lora-rank, or"):
         check_settings(dataclasses.replace(SETTINGS, transformer=latent), shape())
 
 

@@ -1,0 +1,115 @@
+"""Forecasts the memory of the fullest rank's GPU from a job's flags, item by item, for ``--spare-check``.
+
+Parameters are counted as in :mod:`return_forecast`. Activations are those of Korthikanti et al. 2022 (arXiv
+2205.05198, section 4) for bf16 and attention that keeps no scores: for each token of a layer 11 h bytes in attention,
+19 h in a feed-forward part of 4 h, 4 h in two norms; here with the sizes that heads, gated activations and experts
+have. Tensor parallelism divides all but the 10 h of norms, inputs and dropout masks, and these too with
+``--sequence-parallel``. The first stage holds as many microbatches as there are stages. It is a forecast: allocators,
+kernels' workspaces and NCCL's buffers are not in it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from spare_megatron.config.byte_units import in_bytes
+from spare_megatron.config.shape import JobShape
+from spare_megatron.planning.memory import GRADIENT_BYTES
+from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
+from spare_megatron.worker.flops import layer_counts
+from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, share_of_largest_stage
+
+GPUS = {"A100, H100": 80e9, "H200": 141e9, "B200": 180e9}
+"""GPU -> bytes of its memory, by NVIDIA's data sheets."""
+LOGIT_BYTES = 6.0
+"""A logit, and its fp32 copy in the loss."""
+
+
+def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]:
+    """Item -> bytes on the GPU of the rank with the most parameters. ``ns`` has resolved flags."""
+    half, widths = bool(ns.bf16 or ns.fp16), GRADIENT_BYTES[ns.spare_reduce]
+    values = optimizer_values(ns, shape.tensor) + (1 if half else 0)  # where the model's weights are fp32, no others
+    on_host = ns.optimizer_offload_fraction if ns.optimizer_cpu_offload else 0.0
+    items = dict.fromkeys(("weights", "sums of gradients", "reduced gradients", "optimizer"), 0.0)
+    for part in rank_parameters(ns, shape, vocabulary):
+        items["weights"] += (HALF_BYTES if half else MAIN_BYTES) * part.parameters
+        items["sums of gradients"] += widths.accumulators(shape.piece_microbatches) * part.parameters
+        if part.sharing > 1:
+            items["sums of gradients"] += widths.accumulator * part.parameters / part.sharing
+        items["reduced gradients"] += part.result_bytes(ns.spare_reduce)
+        items["optimizer"] += MAIN_BYTES * values * part.parameters / part.sharing * (1 - on_host)
+    return {**items, "activations": activation_bytes(ns, shape, vocabulary)}
+
+
+def activation_bytes(ns: Namespace, shape: JobShape, vocabulary: int) -> float:
+    """Of the first stage, which holds the most microbatches."""
+    tokens = ns.seq_length * shape.micro_batch_size / shape.context
+    layers = share_of_largest_stage(ns, shape.pipeline) * ns.num_layers
+    virtual = ns.virtual_pipeline_model_parallel_size or 1
+    interleaved = 1 + (shape.pipeline - 1) / (shape.pipeline * virtual) if virtual > 1 else 1.0
+    in_flight = min(shape.pipeline, shape.pieces * shape.piece_microbatches) * interleaved
+    whole = layers * in_flight * tokens * 2 * ns.hidden_size / (shape.tensor if ns.sequence_parallel else 1)
+    if ns.recompute_granularity == "full":
+        kept = whole + _of_layer(ns, shape.tensor) * tokens  # inputs, and the one layer that is computed again
+    else:
+        kept = layers * in_flight * tokens * _of_layer(ns, shape.tensor)
+    if shape.pipeline == 1:
+        kept += tokens * vocabulary * LOGIT_BYTES / shape.tensor
+    return float(kept)
+
+
+def _of_layer(ns: Namespace, tensor: int) -> float:
+    """Bytes of one token in the mean layer."""
+    hidden, counts = ns.hidden_size, layer_counts(ns, predicting=False)
+    masks = 2 * hidden if ns.hidden_dropout else 0
+    whole = 4 * hidden + 4 * hidden + masks  # norms and the inputs of both parts
+    groups = ns.num_query_groups if ns.group_query_attention else ns.num_attention_heads
+    width = ns.kv_channels or hidden // ns.num_attention_heads
+    divided = 2.0 * width * (2 * ns.num_attention_heads + 2 * groups)
+    gated = 3 if ns.swiglu or ns.quick_geglu else 2
+    dense = 2.0 * gated * (ns.ffn_hidden_size or 0)
+    experts = (ns.moe_ffn_hidden_size or 0) * (ns.moe_router_topk or 0) + (ns.moe_shared_expert_intermediate_size or 0)
+    sparse = 2.0 * (gated * experts + hidden * (ns.moe_router_topk or 0))
+    parts = max(1, counts.dense + counts.sparse)
+    divided += (counts.dense * dense + counts.sparse * sparse) / parts
+    return float(whole / (tensor if ns.sequence_parallel else 1) + divided / tensor)
+
+
+def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]:
+    """Flags that are not given -> the bytes that each saves by itself."""
+    now = sum(memory_items(ns, shape, vocabulary).values())
+
+    def less(changes: Mapping[str, object], other: JobShape = shape) -> float:
+        return now - sum(memory_items(Namespace(**{**vars(ns), **changes}), other, vocabulary).values())
+
+    found = {
+        "--recompute-granularity full --recompute-method uniform": less({"recompute_granularity": "full"}),
+        "--spare-reduce exact32": less({"spare_reduce": "exact32"}) if ns.spare_reduce == "exact" else 0.0,
+        "--optimizer-cpu-offload": less({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}),
+        f"--use-distributed-optimizer --spare-inner-data-parallel {2 * shape.inner_data}": less(
+            {"use_distributed_optimizer": True}, _wider(shape)
+        ),
+        f"--tensor-model-parallel-size {2 * shape.tensor}": less({}, replace(shape, tensor=2 * shape.tensor)),
+    }
+    return {flag: saved for flag, saved in found.items() if saved > 0.02 * now}
+
+
+def _wider(shape: JobShape) -> JobShape:
+    return replace(shape, inner_data=2 * shape.inner_data)
+
+
+def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
+    """What ``--spare-check`` states of the memory of a GPU."""
+    items = memory_items(ns, shape, vocabulary)
+    total = sum(items.values())
+    yield f"memory of the fullest GPU, without buffers of libraries: about {in_bytes(total)}"
+    yield "  " + ", ".join(f"{name} {in_bytes(size)}" for name, size in items.items())
+    too_small = [f"{size / 1e9:g} GB ({name})" for name, size in GPUS.items() if total > size]
+    if ns.recompute_granularity == "selective" and set(ns.recompute_modules or ()) - {"core_attn"}:
+        yield "  what --recompute-modules saves of the activations is not taken off"
+    if too_small:
+        yield f"  more than a GPU of {' or '.join(too_small)} has; by itself"
+        for flag, saved in sorted(savings(ns, shape, vocabulary).items(), key=lambda one: -one[1]):
+            yield f"  {flag} saves {in_bytes(saved)}"

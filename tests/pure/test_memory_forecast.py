@@ -1,0 +1,95 @@
+"""The memory that ``--spare-check`` forecasts: the published formula of activations, bytes a parameter of each mode,
+and what its lines say of a group that does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from spare_megatron.planning.memory import GIB, Shape, memory
+from spare_megatron.worker.memory_forecast import activation_bytes, memory_items, memory_lines, savings
+from spare_megatron.worker.return_forecast import rank_parameters
+from tests.pure.flags_of_a_job import job_of
+from tests.pure.test_return_memory import DEEPSEEK, GPT, LLAMA, flags, shape
+
+OF_ACTIVATIONS = {
+    "seq_length": 2048,
+    "hidden_dropout": 0.1,
+    "sequence_parallel": False,
+    "recompute_granularity": None,
+    "recompute_modules": None,
+    "virtual_pipeline_model_parallel_size": None,
+    "moe_router_topk": 8,
+    "optimizer_cpu_offload": False,
+    "optimizer_offload_fraction": 1.0,
+}
+
+
+def model(*changes: dict[str, Any], **more: Any) -> Any:
+    return flags(OF_ACTIVATIONS, *changes, **more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "degrees", "bytes_of_a_token_and_hidden_size"),
+    [
+        ({}, {"tensor": 8, "pipeline": 8}, 10 + 24 / 8),  # Korthikanti et al., equation 2 without 5 a s / h t
+        ({"sequence_parallel": True}, {"tensor": 8, "pipeline": 8}, 34 / 8),  # section 5
+        ({"sequence_parallel": True}, {"tensor": 8, "pipeline": 8, "context": 2}, 34 / 16),
+        ({"sequence_parallel": True, "virtual_pipeline_model_parallel_size": 3}, {"tensor": 8, "pipeline": 8},
+         34 / 8 * (1 + 7 / 24)),  # section 4.2.3
+    ],
+)  # fmt: skip
+def test_activations_are_those_of_the_published_formula(
+    changes: dict[str, Any], degrees: dict[str, int], bytes_of_a_token_and_hidden_size: float
+) -> None:
+    """GPT-3's first stage holds as many layers' activations as the model has: 8 microbatches of 12 layers."""
+    found = activation_bytes(model(GPT, changes), shape(**degrees), 51_200)
+    assert found == pytest.approx(96 * 2048 * 12288 * bytes_of_a_token_and_hidden_size, rel=1e-12)
+
+
+def test_recomputation_keeps_inputs_and_one_layer() -> None:
+    found = activation_bytes(model(GPT, recompute_granularity="full"), shape(tensor=8, pipeline=8), 51_200)
+    assert found == pytest.approx(2048 * 12288 * (96 * 2 + 13), rel=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["exact", "exact32", "fp32"])
+@pytest.mark.parametrize("tensor", [1, 8])
+def test_the_other_items_are_those_of_the_planner(mode: str, tensor: int) -> None:
+    of = model(LLAMA, spare_reduce=mode)
+    items = memory_items(of, shape(tensor=tensor), 32_000)
+    parameters = rank_parameters(of, shape(tensor=tensor), 32_000)[0].parameters
+    parts = memory(parameters * tensor, Shape(4 * tensor, tensor), mode).parts
+    names = {"weights": "weights", "accumulator": "sums of gradients", "reduced_result": "reduced gradients"}
+    for part, item in {**names, "optimizer": "optimizer"}.items():
+        assert items[item] == pytest.approx(parts[part] * GIB)
+
+
+def test_what_a_flag_saves_is_the_difference_it_makes() -> None:
+    of, here = model(LLAMA), shape(tensor=2)
+    found = savings(of, here, 32_000)
+    parameters = rank_parameters(of, here, 32_000)[0].parameters
+    assert found["--optimizer-cpu-offload"] == pytest.approx(12 * parameters)
+    assert found["--spare-reduce exact32"] == pytest.approx(6 * parameters)
+    assert "--spare-reduce exact32" not in savings(model(LLAMA, spare_reduce="fp32"), here, 32_000)
+    full = model(LLAMA, recompute_granularity="full", optimizer_cpu_offload=True)
+    assert set(savings(full, here, 32_000)).isdisjoint(name for name in found if "recompute" in name or "cpu" in name)
+
+
+def test_experts_are_counted_with_the_tokens_that_they_get() -> None:
+    few, many = (activation_bytes(model(DEEPSEEK, moe_router_topk=k), shape(), 1) for k in (1, 8))
+    sparse_share = 58 / 61
+    assert many - few == pytest.approx(61 * 2048 * sparse_share * 7 * 2 * (3 * 2048 + 7168) * 1.0)
+
+
+def test_a_group_that_does_not_fit_is_said_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = list(memory_lines(model(LLAMA), shape(), 32_000))
+    assert lines[0].startswith("memory of the fullest GPU, without buffers of libraries: about ")
+    assert lines[2] == "  more than a GPU of 80 GB (A100, H100) or 141 GB (H200) or 180 GB (B200) has; by itself"
+    assert all(line.startswith("  --") and " saves " in line for line in lines[3:])
+    assert len(lines) > 5
+    assert len(list(memory_lines(model(LLAMA), shape(tensor=8), 32_000))) == 2
+    with pytest.raises(SystemExit) as left:
+        job_of("--spare-check")
+    assert left.value.code == 0
+    assert "memory of the fullest GPU, without buffers of libraries: about " in capsys.readouterr().out

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from spare_megatron.config.byte_units import in_bytes
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GRADIENT_BYTES
 from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
@@ -81,7 +82,11 @@ def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]
     """Flags that are not given -> the bytes that each saves by itself."""
     now = sum(memory_items(ns, shape, vocabulary).values())
 
-    def less(changes: Mapping[str, object], other: JobShape = shape) -> float:
+    def less(changes: Mapping[str, object], **degrees: int) -> float:
+        try:
+            other = replace(shape, **degrees)
+        except ConfigError:  # the batch is not divisible by so many ranks
+            return 0.0
         return now - sum(memory_items(Namespace(**{**vars(ns), **changes}), other, vocabulary).values())
 
     found = {
@@ -89,15 +94,11 @@ def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]
         "--spare-reduce exact32": less({"spare_reduce": "exact32"}) if ns.spare_reduce == "exact" else 0.0,
         "--optimizer-cpu-offload": less({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}),
         f"--use-distributed-optimizer --spare-inner-data-parallel {2 * shape.inner_data}": less(
-            {"use_distributed_optimizer": True}, _wider(shape)
+            {"use_distributed_optimizer": True}, inner_data=2 * shape.inner_data
         ),
-        f"--tensor-model-parallel-size {2 * shape.tensor}": less({}, replace(shape, tensor=2 * shape.tensor)),
+        f"--tensor-model-parallel-size {2 * shape.tensor}": less({}, tensor=2 * shape.tensor),
     }
     return {flag: saved for flag, saved in found.items() if saved > 0.02 * now}
-
-
-def _wider(shape: JobShape) -> JobShape:
-    return replace(shape, inner_data=2 * shape.inner_data)
 
 
 def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GIB, Shape, memory
 from spare_megatron.worker.memory_forecast import activation_bytes, memory_items, memory_lines, savings
 from spare_megatron.worker.return_forecast import rank_parameters
@@ -74,6 +75,12 @@ def test_what_a_flag_saves_is_the_difference_it_makes() -> None:
     assert "--spare-reduce exact32" not in savings(model(LLAMA, spare_reduce="fp32"), here, 32_000)
     full = model(LLAMA, recompute_granularity="full", optimizer_cpu_offload=True)
     assert set(savings(full, here, 32_000)).isdisjoint(name for name in found if "recompute" in name or "cpu" in name)
+
+
+def test_a_batch_that_cannot_be_divided_further_is_no_error() -> None:
+    small = JobShape(num_groups=1, micro_batch_size=2, global_batch_size=2)
+    assert not any("inner-data" in flag for flag in savings(model(LLAMA), small, 32_000))
+    assert any("inner-data" in flag for flag in savings(model(LLAMA), shape(), 32_000))
 
 
 def test_experts_are_counted_with_the_tokens_that_they_get() -> None:

@@ -32,7 +32,7 @@ def applied(shown: Frame, news: dict[str, Any]) -> Frame:
         cells[int(group)] = cell
     lists = {
         name: tuple(getattr(shown, name)[: news[key]["from"]]) + tuple(news[key]["list"])
-        for name, key in (("published", "told"), ("points", "points"))
+        for name, key in (("listed", "told"), ("points", "points"))
         if key in news
     }
     return replace(shown, cells=tuple(cells), **{n: news[n] for n in ("head", "parts") if n in news}, **lists)
@@ -91,8 +91,8 @@ def test_events_have_the_reason_and_the_cost_of_a_failure() -> None:
     job.step()
     job.step()
     frame = drawing.frame(job.picture(), job.now_s)
-    assert [one["kind"] for one in frame.reported] == ["life", "failure"]
-    failure = frame.reported[-1]
+    assert [one["kind"] for one in frame.listed] == ["life", "failure"]
+    failure = frame.listed[-1]
     assert failure["text"] == "group 1 exited"
     assert "epoch 2 with 3 of 4 groups" in failure["why"]
     assert failure["cost"]

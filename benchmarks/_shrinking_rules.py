@@ -115,6 +115,10 @@ RULES = (
     ),
     Rule("needs CUDA; experts one by one compute the same", ("--moe-grouped-gemm",)),
     Rule(
+        "an order of ranks that megatron-core gives experts only beside context parallelism",
+        ("--use-tp-pp-dp-mapping",),
+    ),
+    Rule(
         "data is made up, as its files are not published",
         (
             *("--data-path", "--mock-data", "--data-cache-path", "--tokenizer-type", "--tokenizer-model"),

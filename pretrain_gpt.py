@@ -121,10 +121,22 @@ def train_valid_test_datasets_provider(num_samples: list[int], vp_stage: int | N
     if args.fim_data:
         from spare_megatron.training.datasets.fim_dataset import GPTFIMDataset, GPTFIMDatasetConfig
 
-        names = ("fim_rate", "fim_spm_rate", "fim_split_sample", "fim_fragment_rate", "fim_no_prefix")
-        tokens = {name: getattr(args, f"fim_{name}_token") for name in ("prefix", "middle", "suffix", "pad", "eod")}
-        fields = {name: getattr(args, name) for name in names}
-        kind, make_config = GPTFIMDataset, partial(GPTFIMDatasetConfig, fim_extra_tokens=tokens, **fields)
+        kind = GPTFIMDataset
+        make_config = partial(
+            GPTFIMDatasetConfig,
+            fim_rate=args.fim_rate,
+            fim_spm_rate=args.fim_spm_rate,
+            fim_split_sample=args.fim_split_sample,
+            fim_fragment_rate=args.fim_fragment_rate,
+            fim_no_prefix=args.fim_no_prefix,
+            fim_extra_tokens={
+                "prefix": args.fim_prefix_token,
+                "middle": args.fim_middle_token,
+                "suffix": args.fim_suffix_token,
+                "pad": args.fim_pad_token,
+                "eod": args.fim_eod_token,
+            },
+        )
     config = make_config(
         random_seed=args.seed,
         sequence_length=args.seq_length,

@@ -121,7 +121,7 @@ def test_the_devices_of_the_groups_ranks_are_tried(
 
 def test_the_users_check_is_made_after_ours(tmp_path: Path, guard: ChildGuard) -> None:
     assert fault(health(tmp_path, guard)) is None
-    assert fault(health(tmp_path, guard, check='test "$TOLD $SPARE_GROUP $LOCAL_RANK" = "word 1 2"')) is None
+    assert fault(health(tmp_path, guard, check='test "$REPORTED $SPARE_GROUP $LOCAL_RANK" = "word 1 2"')) is None
     found = fault(health(tmp_path, guard, check="echo; echo the fan is broken; echo hot >&2; exit 3"))
     assert found == ("command", "--spare-health-check: exit code 3: the fan is broken")
     assert fault(health(tmp_path, guard, check="kill -9 $$")) == ("command", "--spare-health-check: killed by SIGKILL")

@@ -193,7 +193,7 @@ def test_tracks_of_ranks_lie_in_the_steps_of_the_journal(ran: Ran, trace: ReadTr
     names = {one.name for one in trace.slices if one.track[-1] == "rank 0"}
     # Whether a survivor is in the sum when a group dies is a matter of milliseconds.
     assert names - {BROKEN} >= {"compute", "patch", "reduce", "vote", "commit", "save"}
-    job_attempts = {(one.begin_s, one.end_s): int(one.name.split()[1]) for one in trace.of("job", "lives")}
+    job_attempts = {(one.begin_s, one.end_s): int(one.name.split()[-1]) for one in trace.of("job", "lives")}
 
     def of(one: ReadSlice) -> tuple[int, int]:
         """(job attempt, step, 0 where it is of none)."""

@@ -26,6 +26,7 @@ from tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
+FORKING = "tests.process.forking_launch"
 STARTED: list[Job] = []
 """The jobs of the tests and fixtures that are not over."""
 
@@ -169,7 +170,7 @@ def launch(
     process: subprocess.Popen[str] | ForkedProcess
     if not under and preloaded.can_fork(environment):
         (run_dir / "launch.out").write_text("")
-        process = preloaded.fork_module(module, flags, environment, run_dir / "launch.out")
+        process = preloaded.fork_module(FORKING, flags, environment, run_dir / "launch.out")
     else:
         command = [*under, sys.executable, "-m", module, *flags]
         with (run_dir / "launch.out").open("w") as output:

@@ -20,7 +20,7 @@ ruff check .
 ruff format --check .
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-(mypy && lint-imports) >"$log" 2>&1 &
+{ renice -n 19 "$BASHPID" && (mypy && lint-imports); } >"$log" 2>&1 & # in the pauses of the tests
 types=$!
 
 # Two workers more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time, and those

@@ -1,8 +1,8 @@
 """Runs a module in a process that the tests' preloaded parent forks: ``python -m tests.forked MODULE ...`` is
 ``python -m MODULE ...``, with ``--strict`` before the module as with ``-W error``.
 
-The process ends without taking down the modules that it shares with its parent, which would copy their memory for
-nothing: a quarter of a second of a processor.
+The process ends without taking down the modules that it shares with its parent, torch's operators among them, which
+would copy their memory for nothing: a quarter of a second of a processor.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import runpy
 import sys
 import threading
 import traceback
+import weakref
 
 from tests.preloaded import warnings_are_errors
 
@@ -35,6 +36,8 @@ def _run() -> int:
 
 
 if __name__ == "__main__":
+    for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        inherited.atexit = False
     del sys.argv[0]
     if sys.argv[0] == "--strict":
         warnings_are_errors()

@@ -29,6 +29,9 @@ from spare_megatron.runtime.import_variables import import_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALLER = "tests.small_mock_data"
+_CONTROL = ("spare_megatron.coordinator.process", "spare_megatron.launch.supervisor", "spare_megatron.cli.report")
+"""What coordinators and launchers import beside what ranks do."""
+_IMPORTED = (*OF_A_JOB, SMALLER, "tests.quick_end", *_CONTROL)
 READY_S = 120.0
 """How long its imports may take."""
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -51,7 +54,7 @@ def socket_path() -> str:
     path = folder / "socket"
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path), *OF_A_JOB, SMALLER],
+            [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path), *_IMPORTED],
             cwd=ROOT,
             env=environment(),
             stdin=subprocess.PIPE,

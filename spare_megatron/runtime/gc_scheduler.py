@@ -47,8 +47,9 @@ class Pauses:
 
 
 async def collect_in_pauses() -> None:
-    """Until this is cancelled Python collects nothing by itself, and all garbage is collected in pauses."""
-    was_on = gc.isenabled()
+    """Until this is cancelled Python collects nothing by itself, and all garbage is collected in pauses. What a
+    preloaded parent has frozen stays so: a collection would copy the memory that its forks share."""
+    was_on, was_frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.disable()
     gc.freeze()
     pauses = Pauses(time.monotonic(), time.process_time())
@@ -62,6 +63,7 @@ async def collect_in_pauses() -> None:
                 due = pauses.is_due(time.monotonic(), time.process_time())
             gc.collect()
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
         if was_on:
             gc.enable()

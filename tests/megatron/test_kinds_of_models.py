@@ -23,7 +23,7 @@ FLAGS = (
     *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
-    *("--eval-interval", "5", "--eval-iters", "1", "--num-workers", "0", "--global-batch-size", "12"),
+    *("--eval-interval", "5", "--eval-iters", "1", "--num-workers", "0", "--global-batch-size", "6"),
     *("--position-embedding-type", "rope", "--mtp-num-layers", "1", "--spare-piece-microbatches", "1"),
 )
 PP2 = ("--pipeline-model-parallel-size", "2", "--untie-embeddings-and-output-weights")

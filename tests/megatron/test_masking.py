@@ -28,7 +28,7 @@ LAYOUTS = {
     "TP2xPP2x3": (
         3,
         1,
-        (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "12"),
+        (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel", "--global-batch-size", "6"),
     ),
 }
 """Groups, redundancy, flags. Without redundancy the survivors adopt what a lost group hosted."""

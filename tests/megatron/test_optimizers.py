@@ -223,7 +223,7 @@ FLAGS = (
     *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "100,0,0"),
-    *("--eval-iters", "0", "--num-workers", "0", "--global-batch-size", "12", "--spare-piece-microbatches", "1"),
+    *("--eval-iters", "0", "--num-workers", "0", "--global-batch-size", "6", "--spare-piece-microbatches", "1"),
 )
 TP2 = ("--tensor-model-parallel-size", "2")
 PP2 = ("--pipeline-model-parallel-size", "2")

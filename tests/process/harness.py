@@ -26,6 +26,7 @@ from tests import preloaded
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
+FORKING = "tests.process.forking_launch"
 STARTED: list[Job] = []
 """The jobs of the tests and fixtures that are not over."""
 
@@ -40,6 +41,12 @@ class Job:
     """Pids of every process that the job was seen to have."""
     ranks_seen: set[int] = field(default_factory=set)
     """Those of its ranks."""
+    _text: str = ""
+    """What metrics.jsonl had when it was read last; tests look at it fifty times a second."""
+    _lines: list[dict[str, Any]] = field(default_factory=list)
+    """The lines of it."""
+    _listed: str = ""
+    """What processes.json had when it was looked at last."""
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -48,7 +55,12 @@ class Job:
         if not path.exists():
             return []
         text = path.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        text = text[: text.rfind("\n") + 1]
+        if not text.startswith(self._text):
+            self._text, self._lines = "", []
+        self._lines += [json.loads(line) for line in text[len(self._text) :].splitlines()]
+        self._text = text
+        return self._lines.copy()
 
     def ranks(self) -> list[dict[str, Any]]:
         """The rank processes as processes.json lists them now."""
@@ -127,12 +139,15 @@ class Job:
             _kill_if_ours(pid, self.run_dir)
 
     def _look(self) -> None:
-        self.ranks_seen |= {r["pid"] for r in self.ranks()}
-        self.seen |= self.ranks_seen
         path = self.run_dir / "processes.json"
-        if path.exists():
-            coordinator = json.loads(path.read_text()).get("coordinator") or {}
-            self.seen |= {coordinator["pid"]} if coordinator.get("pid") else set()
+        text = path.read_text() if path.exists() else ""
+        if not text or text == self._listed:
+            return
+        self._listed, there = text, json.loads(text)
+        self.ranks_seen |= {r["pid"] for r in there["ranks"]}
+        self.seen |= self.ranks_seen
+        coordinator = there.get("coordinator") or {}
+        self.seen |= {coordinator["pid"]} if coordinator.get("pid") else set()
 
     def _nothing_is_left(self) -> None:
         left = [p.pid for p in _processes_of(self.run_dir)]
@@ -169,7 +184,7 @@ def launch(
     process: subprocess.Popen[str] | ForkedProcess
     if not under and preloaded.can_fork(environment):
         (run_dir / "launch.out").write_text("")
-        process = preloaded.fork_module(module, flags, environment, run_dir / "launch.out")
+        process = preloaded.fork_module(FORKING, flags, environment, run_dir / "launch.out")
     else:
         command = [*under, sys.executable, "-m", module, *flags]
         with (run_dir / "launch.out").open("w") as output:

@@ -50,6 +50,14 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-plan", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
     add_version(made)
+    _add_times(made)
+    _add_returns(made)
+    _add_choices(made)
+    return made
+
+
+def _add_times(made: argparse.ArgumentParser) -> None:
+    """The cluster, its losses and the durations of a step, a save and a restart."""
     add = made.add_argument
     add("--gpus", type=int, required=True, help="number of GPUs of the cluster that train")
     add(
@@ -77,6 +85,11 @@ def parser() -> argparse.ArgumentParser:
     add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
     add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
     add_flags(made, auto=" (auto: of the shortest expected steps; default: auto where sums are exact, else 1)")
+
+
+def _add_returns(made: argparse.ArgumentParser) -> None:
+    """How lost groups and shards come back."""
+    add = made.add_argument
     add(
         "--rejoin-s",
         type=float,
@@ -114,6 +127,11 @@ def parser() -> argparse.ArgumentParser:
     adoption.add_argument(
         "--no-adoption", action="store_true", help="where a shard has lost its last host the job restarts"
     )
+
+
+def _add_choices(made: argparse.ArgumentParser) -> None:
+    """What is chosen, or given, and how the result is shown."""
+    add = made.add_argument
     add("--save-interval-s", type=float, metavar="S", help="save every S seconds (default: the best interval)")
     add(
         "--granularity",
@@ -166,7 +184,6 @@ def parser() -> argparse.ArgumentParser:
     add("--group-restart-s", type=float, metavar="S", help="time of a group's restart, seconds (default: 300)")
     add("--plot", type=Path, metavar="FILE.png", help="draw the candidates to this file")
     add("--json", action="store_true", help="print one JSON object")
-    return made
 
 
 def planned(args: argparse.Namespace) -> dict[str, Any]:

@@ -56,6 +56,15 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser("spare-simulate", description=__doc__, epilog=EXAMPLE, allow_abbrev=False)
     add_version(made)
+    _add_times(made)
+    _add_nodes(made)
+    _add_policy(made)
+    _add_script(made)
+    return made
+
+
+def _add_times(made: argparse.ArgumentParser) -> None:
+    """The job, its failures and the durations of a step, a save and a restart."""
     add = made.add_argument
     add(
         "--policy",
@@ -112,6 +121,11 @@ def parser() -> argparse.ArgumentParser:
         default=_D.cluster.restart_s,
         help=f"seconds of a restart of the whole job (default: {_D.cluster.restart_s:g})",
     )
+
+
+def _add_nodes(made: argparse.ArgumentParser) -> None:
+    """How lost groups and their nodes come back, and what that costs."""
+    add = made.add_argument
     add(
         "--rejoin-s",
         type=float,
@@ -168,6 +182,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="F",
         help=f"how many times as long they take (default: {_D.cluster.straggler_slowdown:g})",
     )
+
+
+def _add_policy(made: argparse.ArgumentParser) -> None:
+    """What the policy does about losses and slow groups."""
+    add = made.add_argument
     add_flags(made)
     add(
         "--placement",
@@ -191,6 +210,11 @@ def parser() -> argparse.ArgumentParser:
         help="the same, decided by the controller in each step; at 1000 groups it takes some tenths of a second a step",
     )
     add("--async-save", action="store_true", help="a save does not stop training")
+
+
+def _add_script(made: argparse.ArgumentParser) -> None:
+    """Failures that are given, and how the trials are made and shown."""
+    add = made.add_argument
     add(
         "--trace",
         type=Path,
@@ -212,7 +236,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--plot", type=Path, metavar="PNG", help="draw time to train, availability and mean work of every trial")
     add("--json", action="store_true", help="print one JSON object")
-    return made
 
 
 def case_of(args: argparse.Namespace) -> Case:

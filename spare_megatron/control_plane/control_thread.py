@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
@@ -29,20 +28,14 @@ from spare_megatron.control_plane.channel import LEADER, Security, security_of
 from spare_megatron.control_plane.heartbeat_timer import Pulse
 from spare_megatron.control_plane.launcher_watch import LauncherWatch
 from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream
+from spare_megatron.control_plane.report_messages import RANK_REPORTS
 from spare_megatron.control_plane.reports import (
     Progress,
-    RankApplied,
-    RankBegun,
     RankCaughtUp,
     RankOpened,
-    RankReady,
     RankReport,
-    RankVoid,
     RankWithdrawn,
-    Reduced,
-    SaveRequest,
     StepReport,
-    StopRequest,
 )
 from spare_megatron.control_plane.ticket_entries import stream_of
 from spare_megatron.protocol.member import (
@@ -223,44 +216,6 @@ class Agent:
         return change
 
 
-_FIELDS: dict[type, str] = {
-    Reduced: "reduced",
-    RankApplied: "applied",
-    SaveRequest: "save_request",
-    StopRequest: "stop_request",
-    RankReady: "ready",
-    RankCaughtUp: "caught_up",
-    RankVoid: "void",
-    RankWithdrawn: "withdrawn",
-    RankBegun: "begun",
-    RankOpened: "opened",
-}
-"""Report -> its field of a RankReport, which has the fields of the report; all but StepReport."""
-_REPORTS = {name: cls for cls, name in _FIELDS.items()}
-
-
-def rank_report(report: RankReport) -> pb.RankReport:
-    """A report of the training thread as the message that a follower sends."""
-    if isinstance(report, StepReport):
-        return pb.RankReport(step_report=pb.StepReport(step=report.step, report_json=json.dumps(report.report)))
-    message, name = pb.RankReport(), _FIELDS[type(report)]
-    getattr(message, name).SetInParent()
-    protobuf_codec.fill(getattr(message, name), report)
-    return message
-
-
-def report_of(message: pb.RankReport) -> RankReport | None:
-    """The inverse of :func:`rank_report`; None for messages of the control threads themselves."""
-    kind = message.WhichOneof("kind")
-    if kind == "step_report":
-        report: Mapping[str, Any] = json.loads(message.step_report.report_json)
-        return StepReport(message.step_report.step, dict(report))
-    if kind not in _REPORTS:
-        return None
-    reported: RankReport = protobuf_codec.read(getattr(message, kind), _REPORTS[kind])
-    return reported
-
-
 class Follower:
     """A rank of a group of several: one stream to its group's leader."""
 
@@ -301,7 +256,7 @@ class Follower:
 
     def post(self, report: RankReport) -> None:
         """Send a report of the training thread to the leader."""
-        message = rank_report(report)
+        message = RANK_REPORTS.message(report)
         if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
         # The newest report of each kind, and that on each offer that is not served any more and on each adopted shard,

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import secrets
 import socket
 import sys
@@ -34,13 +33,14 @@ from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane import protobuf_codec
 from spare_megatron.control_plane.addresses import same_address, unreachable
 from spare_megatron.control_plane.channel import COORDINATOR, LEADER, serve
-from spare_megatron.control_plane.control_thread import Agent, report_of
+from spare_megatron.control_plane.control_thread import Agent
 from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, VoteFigures, merge_reports
 from spare_megatron.control_plane.heartbeat_timer import Pulse, leader_interval_s
-from spare_megatron.control_plane.learner_reports import GroupLearnerReport, LearnerReports
+from spare_megatron.control_plane.learner_reports import LearnerReports
 from spare_megatron.control_plane.pace_meter import PaceMeter
 from spare_megatron.control_plane.rank_ledger import RankLedger
 from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream, joined
+from spare_megatron.control_plane.report_messages import GROUP_REPORTS, RANK_REPORTS
 from spare_megatron.control_plane.reports import (
     RankApplied,
     RankBegun,
@@ -57,7 +57,7 @@ from spare_megatron.control_plane.ticket_entries import order_of
 from spare_megatron.control_plane.ticket_issuer import TicketIssuer
 from spare_megatron.protocol.codec import job_to_json, spec_to_json
 from spare_megatron.protocol.member import Change
-from spare_megatron.protocol.messages import CaughtUp, GaveBack, Hello, Hosts, Ready, Void, Vote, Withdrawn
+from spare_megatron.protocol.messages import Applied, Hello, Hosts, Saved, StopRequested, Vote
 from spare_megatron.protocol.tickets import TicketStream
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.disk import SideFiles
@@ -74,9 +74,10 @@ class Leader:
         self._agent, self._setup, self._listening = agent, agent.setup, listening
         self._process_nonce = secrets.token_hex(8)
         """The process nonce of the group's process: a leader lives and dies with position 0, hence with the group."""
+        self._me = self._setup.group, self._setup.incarnation
         size = self._setup.group_size
         self._alone = size == 1
-        self._ballots = Ballots(self._setup.group, self._setup.incarnation, size)
+        self._ballots = Ballots(*self._me, size)
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         interval_s = self._setup.job.timeouts.heartbeat_interval_s
@@ -97,8 +98,8 @@ class Leader:
         self._welcome: pb.Order | None = None
         self._neighbour: pb.Order | None = None
         self._donors: pb.Order | None = None
-        self._learning = LearnerReports((self._setup.group, self._setup.incarnation), size)
-        self._shards = ShardReports((self._setup.group, self._setup.incarnation), size, job.adopt_timeout_s)
+        self._learning = LearnerReports(self._me, size)
+        self._shards = ShardReports(self._me, size, job.adopt_timeout_s)
         self._addresses = [self._setup.address] + [""] * (size - 1)
         """Where the ranks of this group listen for their replica rings."""
         self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
@@ -216,7 +217,7 @@ class Leader:
 
     def _refusal(self, arrival: pb.RankArrival) -> str:
         setup = self._setup
-        if (arrival.group, arrival.incarnation) != (setup.group, setup.incarnation):
+        if (arrival.group, arrival.incarnation) != self._me:
             return f"group {arrival.group} incarnation {arrival.incarnation} is not led here"
         if not 0 <= arrival.position < setup.group_size:
             return f"rank position {arrival.position} is not one of 0..{setup.group_size - 1}"
@@ -272,7 +273,7 @@ class Leader:
         elif kind == "seen":
             self._saw(position, message.seen.epoch)
         else:
-            report = report_of(message)
+            report = RANK_REPORTS.report(message)
             if report is not None:
                 self._receive(position, report)
 
@@ -323,10 +324,10 @@ class Leader:
             if self._applied.add(position, (report.step, report.epoch)):
                 self._stream.send(self._applied_message())
         elif isinstance(report, SaveRequest):
-            self._ask(pb.GroupReport(saved=self._own(pb.Saved(step=report.step, directory=report.directory))))
+            self._ask(Saved(*self._me, report.step, report.directory))
         elif isinstance(report, StopRequest):
             if not any(message.HasField("stop_request") for message in self._asked):  # all ranks may be signalled
-                self._ask(pb.GroupReport(stop_request=pb.StopRequest(reason=report.reason)))
+                self._ask(StopRequested(report.reason))
         elif isinstance(report, RankBegun):
             self._issue(self._issuer.begun(report.number))
             self._meter.note(*self._issuer.begun_of_step, time.monotonic())
@@ -338,12 +339,12 @@ class Leader:
                 self._reported.add(position, report.step)
             word = self._learning.receive(position, report)
             if word is not None:
-                self._stream.send(_word(word))
+                self._stream.send(GROUP_REPORTS.message(word))
 
     def _answer_for(self, word: Hosts | None) -> None:
         """Tell the coordinator that a shard is open or cannot be opened, and go on with the pieces of an open one."""
         if word is not None:
-            self._stream.send(_word(word))
+            self._stream.send(GROUP_REPORTS.message(word))
             self._issue(self._issuer.opened(self._shards.shut(self._agent.orders.view)))
 
     def _receive_beat(self, position: int, beat: pb.Beat) -> None:
@@ -361,8 +362,9 @@ class Leader:
             for step in [s for s in self._reports if s <= self._reported.reached - REPORTS_KEPT]:
                 del self._reports[step]
 
-    def _ask(self, message: pb.GroupReport) -> None:
+    def _ask(self, request: Saved | StopRequested) -> None:
         """Send a request, and send it again after each reconnect: nothing else would repeat it."""
+        message = GROUP_REPORTS.message(request)
         self._asked.append(message)
         self._stream.send(message)
 
@@ -372,7 +374,7 @@ class Leader:
 
     def _step_report(self, step: int) -> pb.GroupReport:
         merged = merge_reports(self._reports.get(step, {}))
-        return pb.GroupReport(step_report=pb.StepReport(step=step, report_json=json.dumps(merged)))
+        return GROUP_REPORTS.message(StepReport(step, merged))
 
     def _ballot(self, vote: Vote, figures: VoteFigures) -> pb.GroupReport:
         message = pb.Ballot(figures=[pb.Figure(name=name, value=value) for name, value in figures])
@@ -382,12 +384,7 @@ class Leader:
         return pb.GroupReport(ballot=message)
 
     def _applied_message(self) -> pb.GroupReport:
-        step, epoch = self._applied.reached
-        return pb.GroupReport(applied=self._own(pb.Applied(step=step, epoch=epoch)))
-
-    def _own(self, message: Any) -> Any:
-        message.group, message.incarnation = self._setup.group, self._setup.incarnation
-        return message
+        return GROUP_REPORTS.message(Applied(*self._me, *self._applied.reached))
 
     # ------------------------------------------------------------------------------------- towards the coordinator
 
@@ -429,7 +426,7 @@ class Leader:
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
         if self._applied.reached >= (0, 0):
             greeting.append(self._applied_message())
-        return [*greeting, *map(_word, self._learning.again()), *self._asked]
+        return [*greeting, *map(GROUP_REPORTS.message, self._learning.again()), *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
         """Learn one order of the coordinator, and pass it on: a rank that connects from now on is notified of it."""
@@ -440,11 +437,11 @@ class Leader:
         else:
             known, view = change is Change.NONE, self._agent.orders.view
             for word in self._shards.reported(view, time.monotonic()) if kind == "view" and not known else ():
-                self._stream.send(_word(word))
+                self._stream.send(GROUP_REPORTS.message(word))
             words = TicketStream() if known else self._issuer.reported(view, shut=self._shards.shut(view))
             self._issue(words, None if kind == "asked" else order)
             if not known and self._issuer.answer is not None:
-                self._stream.send(_word(self._issuer.answer))
+                self._stream.send(GROUP_REPORTS.message(self._issuer.answer))
             self._report_if_it_runs_out()
         if kind == "welcome":
             self._welcome = order
@@ -455,7 +452,7 @@ class Leader:
         elif kind in ("view", "commit"):
             ready = self._learning.reported(self._agent.orders.view)
             if ready is not None:
-                self._stream.send(_word(ready))
+                self._stream.send(GROUP_REPORTS.message(ready))
             self._adopt_view(change)
         elif kind == "save_accepted":
             self._asked = [m for m in self._asked if m.saved.directory != order.save_accepted.directory]
@@ -530,22 +527,6 @@ class Leader:
         order = pb.Order()
         protobuf_codec.fill(order.view, orders.view)
         return order
-
-
-def _word(word: GroupLearnerReport | GaveBack | Hosts) -> pb.GroupReport:
-    message, name = pb.GroupReport(), _FIELDS[type(word)]
-    protobuf_codec.fill(getattr(message, name), word)
-    return message
-
-
-_FIELDS: dict[type, str] = {
-    Ready: "ready",
-    CaughtUp: "caught_up",
-    Void: "void",
-    Withdrawn: "withdrawn",
-    GaveBack: "gave_back",
-    Hosts: "hosts",
-}
 
 
 def _of_position(order: pb.Order, position: int) -> pb.Order:

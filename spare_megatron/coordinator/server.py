@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -32,7 +31,8 @@ from spare_megatron.config.job import JobDescription, difference
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane import protobuf_codec
 from spare_megatron.control_plane.channel import COORDINATOR, UnaryHandler, security_of, serve
-from spare_megatron.control_plane.reports import Heartbeat
+from spare_megatron.control_plane.report_messages import GROUP_REPORTS, GroupReport
+from spare_megatron.control_plane.reports import Heartbeat, StepReport
 from spare_megatron.coordinator.action_dispatcher import ActionDispatcher
 from spare_megatron.coordinator.backlog import Backlog
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
@@ -56,25 +56,17 @@ from spare_megatron.protocol.machine import State, step
 from spare_megatron.protocol.messages import (
     AcceptSave,
     Action,
-    Applied,
-    CaughtUp,
     Decision,
     Event,
-    GaveBack,
     Hello,
-    Hosts,
     JobSpec,
     Loss,
     Opened,
-    Ready,
     RunningOut,
-    Saved,
     SendFenced,
     StopRequested,
     Tuned,
-    Void,
     Vote,
-    Withdrawn,
 )
 from spare_megatron.runtime.directory_watch import DirectoryWatch
 from spare_megatron.runtime.gc_scheduler import collect_in_pauses
@@ -83,15 +75,6 @@ from spare_megatron.runtime.steady_clock import SteadyClock
 from spare_megatron.runtime.stop_signals import stop_signals
 
 STATUS_INTERVAL_S = 0.5
-_WORDS = {
-    "ready": Ready,
-    "caught_up": CaughtUp,
-    "void": Void,
-    "withdrawn": Withdrawn,
-    "gave_back": GaveBack,
-    "hosts": Hosts,
-}
-"""Kind of report -> event."""
 PUBLISHED_INTERVAL_S = 1.0
 """Time between two checks that coordinator.json still names this coordinator."""
 DISK_PATIENCE = 0.75
@@ -483,30 +466,27 @@ class Coordinator:
                 self._records.book.seen(group, self._clock() - report.ballot.since_seen_s)
                 self._tuning.figures(*vote.result.at, figures)
             self._apply(vote if vote.result.ok else replace(vote, failing_s=self._suspicion.failing_s()))
-        elif kind == "applied":
-            self._apply(protobuf_codec.read(report.applied, Applied))
-        elif kind == "saved":
-            self._apply(protobuf_codec.read(report.saved, Saved))
-        elif kind in _WORDS:
-            joins = group in self._state.joiners
-            self._apply(protobuf_codec.read(getattr(report, kind), _WORDS[kind]))
-            if joins and group in self._state.holders:
-                self._relieve(self._paces.holds(self._state, group, now_s))
         elif kind == "runs_out":
             at = report.runs_out.step, report.runs_out.epoch
             self._relieve(self._paces.runs_out(self._state, group, at, now_s))
-        elif kind == "step_report":
-            reported = json.loads(report.step_report.report_json)
-            self._records.report(report.step_report.step, reported)
-            self._tuning.report(reported)
-        elif kind == "stop_request":
-            self._apply(StopRequested(report.stop_request.reason))
         elif kind == "rank_closed":
             position = report.rank_closed.position
             if report.rank_closed.closed:
                 self._detector.closed(group, stream.incarnation, now_s, position)
             else:
                 self._detector.opened(group, stream.incarnation, position, now_s)
+        else:
+            self._receive_report(group, GROUP_REPORTS.report(report), now_s)
+
+    def _receive_report(self, group: int, report: GroupReport | None, now_s: float) -> None:
+        if isinstance(report, StepReport):
+            self._records.report(report.step, report.report)
+            self._tuning.report(report.report)
+        elif report is not None:
+            joins = group in self._state.joiners
+            self._apply(report)
+            if joins and group in self._state.holders:
+                self._relieve(self._paces.holds(self._state, group, now_s))
 
     def _relieve(self, event: RunningOut | None) -> None:
         if event is not None and not self._nothing_is_decided:

@@ -79,6 +79,12 @@ def check_model(ns: Namespace) -> None:
         f"--seq-length {ns.seq_length} is not divisible by {2 * context} = 2 x --context-parallel-size {context}; "
         f"use --seq-length {nearest_multiple(ns.seq_length, 2 * context)}",
     )
+    _check_activation(ns)
+    _check_positions(ns)
+    check_stages(ns, pipeline)
+
+
+def _check_activation(ns: Namespace) -> None:
     activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(ns, name)]
     refuse(
         len(activations) > 1,
@@ -92,6 +98,9 @@ def check_model(ns: Namespace) -> None:
             ns.bias_swiglu_fusion if ns.swiglu else ns.bias_gelu_fusion,
             f"--use-te-activation-func does not go with the fused bias; add --no-bias-{kind}-fusion",
         )
+
+
+def _check_positions(ns: Namespace) -> None:
     refuse(
         not ns.add_position_embedding and ns.position_embedding_type != "rope",
         "--no-position-embedding is only for rotary embeddings; use --position-embedding-type none",
@@ -107,7 +116,6 @@ def check_model(ns: Namespace) -> None:
             "--position-embedding-type yarn needs --yarn-original-max-position-embeddings, the longest sequence before "
             "--rotary-scaling-factor extended it; give it",
         )
-    check_stages(ns, pipeline)
 
 
 def check_stages(ns: Namespace, pipeline: int) -> None:

@@ -8,6 +8,9 @@ must hold after every event.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from spare_megatron.config.plural import counted
 from spare_megatron.protocol import draining, ending, hosting, learning, relief, speeds, voting
 from spare_megatron.protocol.changed_copy import replace
@@ -56,49 +59,7 @@ def step(state: State, event: Event) -> Transition:
         return ignore(state, f"{type(event).__name__} before the job was opened")
     if state.phase == "stopped":
         return _after_stop(state, event)
-    if isinstance(event, Vote):
-        return voting.vote(state, event)
-    if isinstance(event, AllVoted):
-        return voting.all_voted(state, event)
-    if isinstance(event, Applied):
-        return voting.applied(state, event)
-    if isinstance(event, Hello):
-        return _answered(_hello(state, event), event.group)
-    if isinstance(event, AllHere):
-        return _all_here(state, event)
-    if isinstance(event, Lost):
-        return lose(state, event)
-    if isinstance(event, Standstill):
-        return voting.standstill(state, event)
-    if isinstance(event, JoinersLate):
-        return joiners_late(state, event)
-    if isinstance(event, RunningOut):
-        return relief.running_out(state, event)
-    if isinstance(event, GaveBack):
-        return relief.gave_back(state, event)
-    if isinstance(event, SpeedsMeasured):
-        return speeds.measured(state, event)
-    if isinstance(event, Hosts):
-        return hosting.hosts(state, event)
-    if isinstance(event, Have):
-        return learning.have(state, event)
-    if isinstance(event, Ready):
-        return learning.ready(state, event)
-    if isinstance(event, CaughtUp):
-        return learning.caught_up(state, event)
-    if isinstance(event, Void):
-        return learning.void(state, event)
-    if isinstance(event, Withdrawn):
-        return learning.withdrawn(state, event)
-    if isinstance(event, Saved):
-        return ending.saved(state, event)
-    if isinstance(event, StartupOver):
-        return _startup_over(state, event)
-    if isinstance(event, DrainRequested):
-        return draining.requested(state, event)
-    if isinstance(event, Tuned):
-        return _tuned(state, event)
-    return _stop_requested(state, event)
+    return _RULES[type(event)](state, event)
 
 
 def _opened(state: State, event: Opened) -> Transition:
@@ -280,3 +241,31 @@ def _stop_requested(state: State, event: StopRequested) -> Transition:
         return ignore(state, f"{event.reason}; the run already ends")
     leaving = replace(state, leave=event.reason)
     return decide(leaving, [], f"{event.reason}; the run ends with step {state.step_in_flight}")
+
+
+_RULES: dict[type[Event], Callable[[State, Any], Transition]] = {
+    AllHere: _all_here,
+    AllVoted: voting.all_voted,
+    Applied: voting.applied,
+    CaughtUp: learning.caught_up,
+    DrainRequested: draining.requested,
+    GaveBack: relief.gave_back,
+    Have: learning.have,
+    Hello: lambda state, event: _answered(_hello(state, event), event.group),
+    Hosts: hosting.hosts,
+    JoinersLate: joiners_late,
+    Lost: lose,
+    Ready: learning.ready,
+    RunningOut: relief.running_out,
+    Saved: ending.saved,
+    SpeedsMeasured: speeds.measured,
+    Standstill: voting.standstill,
+    StartupOver: _startup_over,
+    StopRequested: _stop_requested,
+    Tuned: _tuned,
+    Void: learning.void,
+    Vote: voting.vote,
+    Withdrawn: learning.withdrawn,
+}
+"""Event -> the rule for it while the job forms, runs or ends. :func:`step` itself handles Opened, and what comes before
+it or after the stop."""

@@ -51,9 +51,8 @@ def pretrain(*positional: Any, **named: Any) -> None:
                 job, args = command_line.read(call.extra_args_provider, call.args_defaults)
             place = job.place
             run = command_line.job_runner()
-        embeddings = (call.get_embedding_ranks, call.get_position_embedding_ranks)
         with exit_reported(RunDirectory(place.run_dir), place) if place.run_dir else nullcontext():
-            code = run(job, args, call.datasets_provider, call.model_provider, call.forward_step, *embeddings)
+            code = run(job, args, call)
     except ConfigError as error:
         code = command_line.refuse(str(error), place)
     if code != ExitCode.FINISHED:

@@ -9,10 +9,10 @@ import logging
 import os
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -27,7 +27,7 @@ from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.control_plane.leader_process import start_ahead
-from spare_megatron.data.data_files import check_data, looked_at
+from spare_megatron.data.data_files import DataFile, check_data, looked_at
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
 from spare_megatron.flags.optimizer_flags import package_used
@@ -39,8 +39,9 @@ from spare_megatron.megatron_adapter.json_collectives import agree, gather_json
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
 from spare_megatron.megatron_adapter.model.losses import averages
-from spare_megatron.megatron_adapter.model.replica import build_replica
-from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, init_group_world
+from spare_megatron.megatron_adapter.model.replica import Replica, build_replica
+from spare_megatron.megatron_adapter.model.settings import MegatronSettings
+from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement import Placement, build_placement
 from spare_megatron.protocol.messages import JobSpec
@@ -76,22 +77,81 @@ PER_RANK = frozenset({"rank", "local_rank"})
 """Names in the namespace whose values differ between ranks, and so are no part of the job's identity."""
 
 
-def run_megatron_job(
-    job: JobArguments,
-    args: Namespace,
-    datasets_provider: Callable[..., Any],
-    model_provider: Callable[..., Any] | None,
-    forward_step: Callable[..., Any],
-    word_embeddings: Callable[..., list[int]] | None = None,
-    position_embeddings: Callable[..., list[int]] | None = None,
-) -> ExitCode:
+class UserCode(Protocol):
+    """What the user's script gives to ``pretrain``."""
+
+    @property
+    def datasets_provider(self) -> Callable[..., Any]:
+        """Makes the training, validation and test data sets."""
+
+    @property
+    def model_provider(self) -> Callable[..., Any] | None:
+        """Makes a model, or a chunk of one; None: the GPT of the flags."""
+
+    @property
+    def forward_step(self) -> Callable[..., Any]:
+        """Computes the loss of a microbatch."""
+
+    @property
+    def get_embedding_ranks(self) -> Callable[..., list[int]] | None:
+        """Chooses the pipeline ranks with word embeddings; None: the first and the last."""
+
+    @property
+    def get_position_embedding_ranks(self) -> Callable[..., list[int]] | None:
+        """Chooses those with position embeddings; None: the first."""
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A job of which everything that needs no other rank has been checked."""
+
+    job: JobArguments
+    args: Namespace
+    settings: MegatronSettings
+    placement: Placement
+    files: list[DataFile]
+    injector: Injector
+    times: StartTimes
+
+    @property
+    def exact(self) -> bool:
+        """Whether gradients are summed in fixed point."""
+        return self.job.spare.reduce.startswith("exact")
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """The job in its group's world, with the model as the checkpoint has it."""
+
+    checked: _Checked
+    store: GroupStore
+    world: GroupWorld
+    replica: Replica
+    start: Start
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The job with its data and its engine, which could compute a piece."""
+
+    loaded: _Loaded
+    datasets: Datasets
+    loaders: JobLoaders
+    engine: MegatronEngine
+
+
+def run_megatron_job(job: JobArguments, args: Namespace, user: UserCode) -> ExitCode:
     """Run this rank to its end; returns its exit code. Raises ConfigError for what the user can mend.
 
     A rank of a standby waits for its place when it has done all that does not depend on it."""
-    place = job.place
+    return _train(_build(_load(_check(job, args), user), user))
+
+
+def _check(job: JobArguments, args: Namespace) -> _Checked:
+    """Check what needs no other rank, and set this process up for the job."""
+    place, times = job.place, StartTimes()
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
-    times = StartTimes()
     times.done("imports and flags")
     late = set_too_late(os.environ)
     if late:
@@ -101,17 +161,24 @@ def run_megatron_job(
             ", ".join(late),
         )
     check_standbys(job)
-    exact = job.spare.reduce.startswith("exact")
-    if exact:
+    if job.spare.reduce.startswith("exact"):
         make_deterministic()
     tokenizer = build_tokenizer(args)
+    placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.restarts:  # perhaps on a host that has read none of this before
-        stage(job, build_placement(job.shape.num_groups, job.redundancy, job.spare.placement).stack_of(place.group))
+        stage(job, placement.stack_of(place.group))
     files = check_data(args, int(tokenizer.vocab_size))
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
+    return _Checked(job, args, settings, placement, files, injector, times)
+
+
+def _load(checked: _Checked, user: UserCode) -> _Loaded:
+    """Form the group's world, build the model and load the checkpoint. Collective in the group."""
+    job, settings, times = checked.job, checked.settings, checked.times
+    place = job.place
     store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
     with around_the_world(job):
         world = init_group_world(
@@ -126,100 +193,115 @@ def run_megatron_job(
             timeout_s=job.training.distributed_timeout_minutes * 60.0,
             pipeline_before_data=job.training.use_tp_pp_dp_mapping,
             hierarchical_context=settings.get("hierarchical_context_parallel_sizes"),
-            embeddings=EmbeddingRanks(word_embeddings, position_embeddings),
+            embeddings=EmbeddingRanks(user.get_embedding_ranks, user.get_position_embedding_ranks),
             gloo_host=LOOPBACK if on_one_host(store, place) else "",
         )
-    if exact:
+    if checked.exact:
         check_alike(gather_json(arithmetic(), compute_device()))
     times.done("world")
-    replica = build_replica(settings, world, model_provider)
+    replica = build_replica(settings, world, user.model_provider)
     times.done("model")
     start = load_start(job, replica)
     times.done("checkpoint")
+    return _Loaded(checked, store, world, replica, start)
+
+
+def _build(loaded: _Loaded, user: UserCode) -> _Built:
+    """Make the data sets, their loaders and the engine; the first rank says what the job is like."""
+    checked, world, start = loaded.checked, loaded.world, loaded.start
+    job, args, place = checked.job, checked.args, checked.job.place
     args.iteration, args.consumed_train_samples = start.step, start.consumed_samples
-    placement = build_placement(job.shape.num_groups, job.redundancy, job.spare.placement)
     if place.group == 0 and place.is_leader and not place.place_file:
-        for sentence in (placement.reason, *job.notes, *looked_at(files)):
-            log.info("%s", sentence)
-        slow = kernels.why_slow(compute_device().type) if exact else ""
-        if slow:
-            log.warning("%s", slow)
-        if not place.restarts:
-            _pass_on_deprecations(RunDirectory(place.run_dir))
-        append_progress(job, "Starting job")
+        _announce(checked)
     needed = start.batches(job).consumed_before(job.train_iters + 1)
     train_samples, valid_samples, test_samples = sample_counts(job.train_iters, args)
     datasets = build_datasets(
-        datasets_provider,
+        user.datasets_provider,
         (
             max(train_samples, needed),
             valid_samples,
             test_samples,
         ),  # a schedule's last step may go beyond --train-samples
         args,
-        files,
+        checked.files,
         leads=place.is_leader,
-        chunks=settings.virtual_pipeline,
+        chunks=checked.settings.virtual_pipeline,
         tensor_rank=world.tensor_rank,
     )
-    loaders = JobLoaders(job, args, world, placement, start, files)
-    train = loaders.make("training", datasets.train, needed)
+    loaders = JobLoaders(job, args, world, checked.placement, start, checked.files)
     engine = MegatronEngine(
-        replica,
+        loaded.replica,
         world,
-        forward_step,
-        train,
+        user.forward_step,
+        loaders.make("training", datasets.train, needed),
         probe_piece=place.group * job.shape.pieces_per_shard,
         method=job.spare.reduce,
-        flips=injector.flips if injector.has_flips else None,
+        flips=checked.injector.flips if checked.injector.has_flips else None,
         batches=start.batches(job),
         first_step=start.step,
         state_shards=start.shards(job),
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
+    return _Built(loaded, datasets, loaders, engine)
+
+
+def _train(built: _Built) -> ExitCode:
+    """Wait for a place where this rank has none, join the job, and train to its end."""
+    loaded, loaders, engine = built.loaded, built.loaders, built.engine
+    checked, start = loaded.checked, loaded.start
+    job, args, times = checked.job, checked.args, checked.times
     carrying = CarryingEngine(engine, carried())
-    waited = bool(place.place_file)
+    waited = bool(job.place.place_file)
     if waited:
         times.done("data and engine")
         warm_update(engine, start.step + 1, 0)
-        _lead_ahead(place)
+        _lead_ahead(job.place)
         job = _placed(job, args)
-        place = job.place
-        injector.move(place)
-        loaders.move(place.group)
+        checked.injector.move(job.place)
+        loaders.move(job.place.group)
         times.done("wait for a place")
-    if start.step and not place.restarts:
+    if start.step and not job.place.restarts:
         carrying.restore(start.rank_state)
-    hooks, end_hooks = hooks_of(job, replica)
+    hooks, end_hooks = hooks_of(job, loaded.replica)
     reporting = ReportingEngine(carrying, hooks, job.logging.log_timers_to_tensorboard)
-    evaluating = _evaluating(job, reporting, loaders, datasets, start)
-    spec = _spec(job, placement, start, evaluating.last_round, description := _description(job, args, start))
-    method = Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction()
-    overlap = job.training.overlap_grad_reduce
-    backend, coordinator = replica_backend(job), job.spare.coordinator or ""
-    interface = job.spare.interface or ""
+    evaluating = _evaluating(job, reporting, loaders, built.datasets, start)
+    description = _description(job, args, start)
     rank = RankJob(
-        place,
-        spec,
+        job.place,
+        _spec(job, checked.placement, start, evaluating.last_round, description),
         description,
-        backend,
+        replica_backend(job),
         compute_device(),
-        method,
-        overlap,
-        coordinator,
-        interface,
-        job.transfer_rate_bytes_s,
+        method=Bfloat16Reduction() if job.spare.reduce == "bf16" else PlainReduction(),
+        overlap=job.training.overlap_grad_reduce,
+        coordinator=job.spare.coordinator or "",
+        interface=job.spare.interface or "",
+        transfer_rate_bytes_s=job.transfer_rate_bytes_s,
         warm=waited,
         rank_times=job.spare.rank_times,
     )
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
     try:
-        return train_rank(rank, evaluating, _saver(job, args, engine, carrying, start, store), injector, loaders.open)
+        saver = _saver(job, args, engine, carrying, start, loaded.store)
+        return train_rank(rank, evaluating, saver, checked.injector, loaders.open)
     finally:
         end_hooks()
         loaders.close()
+
+
+def _announce(checked: _Checked) -> None:
+    """Log what the user should know of the job, and note its start in the progress file."""
+    job = checked.job
+    for sentence in (checked.placement.reason, *job.notes, *looked_at(checked.files)):
+        log.info("%s", sentence)
+    slow = kernels.why_slow(compute_device().type) if checked.exact else ""
+    if slow:
+        log.warning("%s", slow)
+    if not job.place.restarts:
+        _pass_on_deprecations(RunDirectory(str(job.place.run_dir)))
+    append_progress(job, "Starting job")
 
 
 def _pass_on_deprecations(run_dir: RunDirectory) -> None:

@@ -1,0 +1,35 @@
+"""Functions stay short enough to read at once, calls say what their values are, and each event has one rule."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+from spare_megatron.protocol import machine, messages
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES_MAX = 80
+POSITIONAL_MAX = 6
+
+
+@cache
+def functions() -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
+    """Each function and method of the package that people write, as (file:name, its syntax tree)."""
+    found = []
+    for path in sorted((ROOT / "spare_megatron").rglob("*.py")):
+        if not path.name.endswith("_pb2.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    found.append((f"{path.relative_to(ROOT / 'spare_megatron')}:{node.name}", node))
+    return tuple(found)
+
+
+def test_no_function_is_longer_than_a_screen() -> None:
+    lengths = {name: (node.end_lineno or node.lineno) - node.lineno + 1 for name, node in functions()}
+    assert {name: lines for name, lines in lengths.items() if lines > LINES_MAX} == {}
+
+
+def test_each_event_has_one_rule() -> None:
+    assert set(machine._RULES) == set(get_args(messages.Event)) - {messages.Opened}

@@ -1,4 +1,4 @@
-"""Functions stay short enough to read at once, calls say what their values are, and each event has one rule."""
+"""Functions stay short enough to read at once, and each event has one rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from spare_megatron.protocol import machine, messages
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES_MAX = 80
-POSITIONAL_MAX = 6
 
 
 @cache

@@ -59,7 +59,12 @@ def test_python_collects_by_itself_only_outside(monkeypatch: pytest.MonkeyPatch)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    gc.unfreeze()  # what tests before this one have imported
     assert gc.isenabled()
     asyncio.run(run())
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+    gc.freeze()
+    asyncio.run(run())
+    assert gc.get_freeze_count() > 10_000, "what was frozen before is thawed"
+    gc.unfreeze()

@@ -34,6 +34,7 @@ from spare_megatron.control_plane.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankHave,
     RankOpened,
     RankReady,
     RankReport,
@@ -234,6 +235,7 @@ _FIELDS: dict[type, str] = {
     RankWithdrawn: "withdrawn",
     RankBegun: "begun",
     RankOpened: "opened",
+    RankHave: "have",
 }
 """Report -> its field of a RankReport, which has the fields of the report; all but StepReport."""
 _REPORTS = {name: cls for cls, name in _FIELDS.items()}
@@ -304,10 +306,10 @@ class Follower:
         message = rank_report(report)
         if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
-        # The newest report of each kind, and that on each offer that is not served any more and on each adopted shard,
-        # is sent again after a reconnect, for the leader may have missed it.
+        # The newest report of each kind, and that on each offer that is not served any more and on each adopted and
+        # each state shard, is sent again after a reconnect, for the leader may have missed it.
         of = report.number if isinstance(report, RankWithdrawn) else 0
-        of = report.shard if isinstance(report, RankOpened) else of
+        of = report.shard if isinstance(report, RankOpened | RankHave) else of
         self._kept[type(report), of] = message
         self._stream.send(message)
 

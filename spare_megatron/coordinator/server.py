@@ -61,6 +61,7 @@ from spare_megatron.protocol.messages import (
     Decision,
     Event,
     GaveBack,
+    Have,
     Hello,
     Hosts,
     JobSpec,
@@ -90,6 +91,7 @@ _WORDS = {
     "withdrawn": Withdrawn,
     "gave_back": GaveBack,
     "hosts": Hosts,
+    "have": Have,
 }
 """Kind of report -> event."""
 PUBLISHED_INTERVAL_S = 1.0

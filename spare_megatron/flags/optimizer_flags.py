@@ -86,7 +86,7 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
         (ns.log_params_norm, "none of them has all master weights; leave --log-params-norm out"),
     ):
         if refused:
-            raise ConfigError(f"{divides} {why}, or --spare-state-redundancy")
+            raise ConfigError(f"{divides} {why}; or leave --spare-state-redundancy out")
 
 
 def check_optimizer(ns: Namespace, shape: JobShape) -> None:

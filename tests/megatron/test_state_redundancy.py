@@ -141,7 +141,10 @@ def test_a_group_has_memory_for_what_it_keeps() -> None:
         (["--spare-state-redundancy", "0"], "is not between 1 and the 3 groups of the job"),
         (["--spare-state-redundancy", "4"], "is not between 1 and the 3 groups of the job"),
         (["--spare-state-redundancy", "2", "--optimizer", "sgd"], "only that of Adam can be cut anywhere"),
-        (["--spare-state-redundancy", "2", "--save", "/none", "--save-interval", "4"], "none of them has all that a checkpoint needs"),
+        (
+            ["--spare-state-redundancy", "2", "--save", "/none", "--save-interval", "4"],
+            "none of them has all that a checkpoint needs",
+        ),
         (["--spare-state-redundancy", "2", "--spare-max-group-restarts", "3"], "give --spare-max-group-restarts 0"),
     ],
 )

@@ -16,6 +16,9 @@ class SpareConfig:
     redundancy: int | None = flag(None, kind="int-or-auto")
     """r: how many groups host each shard of the data. auto: all groups with --spare-data shared; else r follows from
     the number of groups, or, with --save and from the second start of a job on, from the figures that it measured."""
+    state_redundancy: int | None = None
+    """How many groups keep each part of the optimizer's state (master weights, moments); default: all. With fewer, a
+    group has less memory for it, and parameters are gathered over groups after each step."""
     granularity: Literal["microbatch", "shard"] = "microbatch"
     """The smallest unit that moves to another group after a failure: a piece of --spare-piece-microbatches, or a
     shard."""

@@ -33,7 +33,7 @@ class Done(_message.Message):
     def __init__(self, opened: _Optional[bool] = ...) -> None: ...
 
 class GroupReport(_message.Message):
-    __slots__ = ("then", "arrival", "heartbeat", "ballot", "applied", "saved", "step_report", "stop_request", "rank_closed", "ready", "caught_up", "void", "withdrawn", "runs_out", "gave_back", "hosts")
+    __slots__ = ("then", "arrival", "heartbeat", "ballot", "applied", "saved", "step_report", "stop_request", "rank_closed", "ready", "caught_up", "void", "withdrawn", "runs_out", "gave_back", "hosts", "have")
     THEN_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class GroupReport(_message.Message):
     RUNS_OUT_FIELD_NUMBER: _ClassVar[int]
     GAVE_BACK_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
     then: _containers.RepeatedCompositeFieldContainer[GroupReport]
     arrival: Arrival
     heartbeat: Heartbeat
@@ -66,7 +67,8 @@ class GroupReport(_message.Message):
     runs_out: RunsOut
     gave_back: GaveBack
     hosts: Hosts
-    def __init__(self, then: _Optional[_Iterable[_Union[GroupReport, _Mapping]]] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., rank_closed: _Optional[_Union[RankClosed, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., withdrawn: _Optional[_Union[Withdrawn, _Mapping]] = ..., runs_out: _Optional[_Union[RunsOut, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., hosts: _Optional[_Union[Hosts, _Mapping]] = ...) -> None: ...
+    have: Have
+    def __init__(self, then: _Optional[_Iterable[_Union[GroupReport, _Mapping]]] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., ballot: _Optional[_Union[Ballot, _Mapping]] = ..., applied: _Optional[_Union[Applied, _Mapping]] = ..., saved: _Optional[_Union[Saved, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., rank_closed: _Optional[_Union[RankClosed, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., caught_up: _Optional[_Union[CaughtUp, _Mapping]] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., withdrawn: _Optional[_Union[Withdrawn, _Mapping]] = ..., runs_out: _Optional[_Union[RunsOut, _Mapping]] = ..., gave_back: _Optional[_Union[GaveBack, _Mapping]] = ..., hosts: _Optional[_Union[Hosts, _Mapping]] = ..., have: _Optional[_Union[Have, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("group", "incarnation", "fingerprint", "last_applied", "held", "fencing", "committed", "process_nonce", "replaces")
@@ -324,6 +326,20 @@ class Hosts(_message.Message):
     detail: str
     def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., shard: _Optional[int] = ..., opened: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
 
+class Have(_message.Message):
+    __slots__ = ("group", "incarnation", "epoch", "shard", "whole")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    incarnation: int
+    epoch: int
+    shard: int
+    whole: bool
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
+
 class Saved(_message.Message):
     __slots__ = ("group", "incarnation", "step", "directory")
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -365,7 +381,7 @@ class RankClosed(_message.Message):
     def __init__(self, position: _Optional[int] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("then", "arrival", "beat", "reduced", "step_report", "applied", "save_request", "stop_request", "seen", "ready", "caught_up", "void", "withdrawn", "begun", "opened")
+    __slots__ = ("then", "arrival", "beat", "reduced", "step_report", "applied", "save_request", "stop_request", "seen", "ready", "caught_up", "void", "withdrawn", "begun", "opened", "have")
     THEN_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
@@ -381,6 +397,7 @@ class RankReport(_message.Message):
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
+    HAVE_FIELD_NUMBER: _ClassVar[int]
     then: _containers.RepeatedCompositeFieldContainer[RankReport]
     arrival: RankArrival
     beat: Beat
@@ -396,7 +413,8 @@ class RankReport(_message.Message):
     withdrawn: RankWithdrawn
     begun: RankBegun
     opened: RankOpened
-    def __init__(self, then: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., arrival: _Optional[_Union[RankArrival, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., reduced: _Optional[_Union[Reduced, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., applied: _Optional[_Union[RankApplied, _Mapping]] = ..., save_request: _Optional[_Union[SaveRequest, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., ready: _Optional[_Union[RankReady, _Mapping]] = ..., caught_up: _Optional[_Union[RankCaughtUp, _Mapping]] = ..., void: _Optional[_Union[RankVoid, _Mapping]] = ..., withdrawn: _Optional[_Union[RankWithdrawn, _Mapping]] = ..., begun: _Optional[_Union[RankBegun, _Mapping]] = ..., opened: _Optional[_Union[RankOpened, _Mapping]] = ...) -> None: ...
+    have: RankHave
+    def __init__(self, then: _Optional[_Iterable[_Union[RankReport, _Mapping]]] = ..., arrival: _Optional[_Union[RankArrival, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., reduced: _Optional[_Union[Reduced, _Mapping]] = ..., step_report: _Optional[_Union[StepReport, _Mapping]] = ..., applied: _Optional[_Union[RankApplied, _Mapping]] = ..., save_request: _Optional[_Union[SaveRequest, _Mapping]] = ..., stop_request: _Optional[_Union[StopRequest, _Mapping]] = ..., seen: _Optional[_Union[Seen, _Mapping]] = ..., ready: _Optional[_Union[RankReady, _Mapping]] = ..., caught_up: _Optional[_Union[RankCaughtUp, _Mapping]] = ..., void: _Optional[_Union[RankVoid, _Mapping]] = ..., withdrawn: _Optional[_Union[RankWithdrawn, _Mapping]] = ..., begun: _Optional[_Union[RankBegun, _Mapping]] = ..., opened: _Optional[_Union[RankOpened, _Mapping]] = ..., have: _Optional[_Union[RankHave, _Mapping]] = ...) -> None: ...
 
 class RankArrival(_message.Message):
     __slots__ = ("group", "incarnation", "position", "fingerprint", "last_applied", "address", "serving_at", "process_nonce", "tickets")
@@ -435,6 +453,16 @@ class RankOpened(_message.Message):
     opened: bool
     detail: str
     def __init__(self, shard: _Optional[int] = ..., opened: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class RankHave(_message.Message):
+    __slots__ = ("epoch", "shard", "whole")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    shard: int
+    whole: bool
+    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("position", "step", "phase", "counter", "in_phase", "pieces_done")

@@ -32,6 +32,7 @@ from spare_megatron.control_plane.report_messages import RANK_REPORTS
 from spare_megatron.control_plane.reports import (
     Progress,
     RankCaughtUp,
+    RankHave,
     RankOpened,
     RankReport,
     RankWithdrawn,
@@ -259,10 +260,10 @@ class Follower:
         message = RANK_REPORTS.message(report)
         if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
-        # The newest report of each kind, and that on each offer that is not served any more and on each adopted shard,
-        # is sent again after a reconnect, for the leader may have missed it.
+        # The newest report of each kind, and that on each offer that is not served any more and on each adopted and
+        # each state shard, is sent again after a reconnect, for the leader may have missed it.
         of = report.number if isinstance(report, RankWithdrawn) else 0
-        of = report.shard if isinstance(report, RankOpened) else of
+        of = report.shard if isinstance(report, RankOpened | RankHave) else of
         self._kept[type(report), of] = message
         self._stream.send(message)
 

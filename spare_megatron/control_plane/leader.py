@@ -5,8 +5,9 @@ passes the coordinator's orders on to them unchanged (of a neighbour's and of do
 its position), writes the ticket stream that they compute by (:mod:`spare_megatron.control_plane.ticket_issuer`), and
 merges their reports and beats into one (:mod:`spare_megatron.control_plane.group_aggregation`,
 :mod:`spare_megatron.control_plane.learner_reports`, :mod:`spare_megatron.control_plane.shard_reports`,
-:mod:`spare_megatron.control_plane.rank_ledger`). The group sends Hello when all its ranks have connected. So the
-coordinator has as many clients as there are groups, not as many as there are GPUs.
+:mod:`spare_megatron.control_plane.state_reports`, :mod:`spare_megatron.control_plane.rank_ledger`). The group sends
+Hello when all its ranks have connected. So the coordinator has as many clients as there are groups, not as many as
+there are GPUs.
 
 A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and receives its
 training thread directly.
@@ -45,6 +46,7 @@ from spare_megatron.control_plane.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankHave,
     RankOpened,
     RankReport,
     Reduced,
@@ -53,6 +55,7 @@ from spare_megatron.control_plane.reports import (
     StopRequest,
 )
 from spare_megatron.control_plane.shard_reports import ShardReports
+from spare_megatron.control_plane.state_reports import StateReports
 from spare_megatron.control_plane.ticket_entries import order_of
 from spare_megatron.control_plane.ticket_issuer import TicketIssuer
 from spare_megatron.protocol.codec import job_to_json, spec_to_json
@@ -100,6 +103,7 @@ class Leader:
         self._donors: pb.Order | None = None
         self._learning = LearnerReports(self._me, size)
         self._shards = ShardReports(self._me, size, job.adopt_timeout_s)
+        self._state = StateReports(self._me, size)
         self._addresses = [self._setup.address] + [""] * (size - 1)
         """Where the ranks of this group listen for their replica rings."""
         self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
@@ -334,6 +338,10 @@ class Leader:
             self._report_if_it_runs_out()
         elif isinstance(report, RankOpened):
             self._answer_for(self._shards.receive(position, report, time.monotonic()))
+        elif isinstance(report, RankHave):
+            have = self._state.receive(position, report)
+            if have is not None:
+                self._stream.send(GROUP_REPORTS.message(have))
         else:
             if isinstance(report, RankCaughtUp):
                 self._reported.add(position, report.step)
@@ -426,7 +434,8 @@ class Leader:
         greeting += [self._step_report(step) for step in done[-REPORTS_KEPT:]]
         if self._applied.reached >= (0, 0):
             greeting.append(self._applied_message())
-        return [*greeting, *map(GROUP_REPORTS.message, self._learning.again()), *self._asked]
+        again = (*self._learning.again(), *self._state.again(view))
+        return [*greeting, *map(GROUP_REPORTS.message, again), *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
         """Learn one order of the coordinator, and pass it on: a rank that connects from now on is notified of it."""
@@ -450,6 +459,8 @@ class Leader:
         elif kind == "donors":
             self._donors = order
         elif kind in ("view", "commit"):
+            for have in self._state.again(self._agent.orders.view) if kind == "view" else ():
+                self._stream.send(GROUP_REPORTS.message(have))
             ready = self._learning.reported(self._agent.orders.view)
             if ready is not None:
                 self._stream.send(GROUP_REPORTS.message(ready))

@@ -20,6 +20,7 @@ from spare_megatron.control_plane.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankHave,
     RankOpened,
     RankReady,
     RankReport,
@@ -34,6 +35,7 @@ from spare_megatron.protocol.messages import (
     Applied,
     CaughtUp,
     GaveBack,
+    Have,
     Hosts,
     Ready,
     Saved,
@@ -42,7 +44,7 @@ from spare_megatron.protocol.messages import (
     Withdrawn,
 )
 
-GroupReport = Applied | CaughtUp | GaveBack | Hosts | Ready | Saved | StepReport | StopRequested | Void | Withdrawn
+GroupReport = Applied | CaughtUp | GaveBack | Have | Hosts | Ready | Saved | StepReport | StopRequested | Void | Withdrawn
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 
@@ -94,6 +96,7 @@ RANK_REPORTS: ReportMessages[pb.RankReport, RankReport] = ReportMessages(
         "withdrawn": RankWithdrawn,
         "begun": RankBegun,
         "opened": RankOpened,
+        "have": RankHave,
     },
 )
 GROUP_REPORTS: ReportMessages[pb.GroupReport, GroupReport] = ReportMessages(
@@ -109,5 +112,6 @@ GROUP_REPORTS: ReportMessages[pb.GroupReport, GroupReport] = ReportMessages(
         "withdrawn": Withdrawn,
         "gave_back": GaveBack,
         "hosts": Hosts,
+        "have": Have,
     },
 )

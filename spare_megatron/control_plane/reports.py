@@ -122,6 +122,16 @@ class RankOpened:
 
 
 @dataclass(frozen=True)
+class RankHave:
+    """In ``epoch`` a rank of a new host of a state shard has its part of the state after t*; or it has not, and its
+    view names no donor."""
+
+    epoch: int
+    shard: int
+    whole: bool
+
+
+@dataclass(frozen=True)
 class Beat:
     """A sign of life of one rank: how far its training thread is."""
 
@@ -196,6 +206,7 @@ RankReport = (
     | RankWithdrawn
     | RankBegun
     | RankOpened
+    | RankHave
 )
 
 

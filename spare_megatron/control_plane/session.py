@@ -26,6 +26,7 @@ from spare_megatron.control_plane.reports import (
     RankApplied,
     RankBegun,
     RankCaughtUp,
+    RankHave,
     RankOpened,
     RankReady,
     RankVoid,
@@ -171,6 +172,11 @@ class Session:
         last rank has reported.
         """
         self._control.post(RankApplied(step, epoch))
+
+    def have(self, epoch: int, shard: int, whole: bool) -> None:
+        """Report that this rank, of a new host of a state shard, has its part of the state after t* in ``epoch``; or
+        that it has not, and that its view names no donor. From any thread."""
+        self._control.post(RankHave(epoch, shard, whole))
 
     def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts, and wait for the answer; called by one rank of the group.

@@ -12,6 +12,7 @@ from argparse import Namespace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags import core_versions
 
 EMERGING = ("muon", "lion", "soap")
 PACKAGE = "emerging-optimizers"
@@ -49,6 +50,43 @@ def package_used(ns: Namespace) -> dict[str, str]:
 def splits(ns: Namespace, shape: JobShape) -> bool:
     """Whether a group divides its optimizer's state over its inner ranks."""
     return bool(ns.use_distributed_optimizer) and shape.inner_data * shape.context > 1
+
+
+def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
+    """ConfigError where groups cannot keep parts of the optimizer's state as --spare-state-redundancy says."""
+    copies, groups = ns.spare_state_redundancy, shape.num_groups
+    if copies is None or copies == groups:
+        return
+    flag = f"--spare-state-redundancy {copies}"
+    if not 1 <= copies <= groups:
+        raise ConfigError(
+            f"{flag} is not between 1 and the {groups} groups of the job; use --spare-state-redundancy "
+            f"{min(max(copies, 1), groups)} or more groups"
+        )
+    divides = f"with {flag} each of the {groups} groups keeps a part of the optimizer's state, and"
+    for refused, why in (
+        (
+            ns.optimizer != "adam",
+            f"only that of Adam can be cut anywhere; --optimizer is {ns.optimizer}",
+        ),
+        (splits(ns, shape), "--use-distributed-optimizer divides it over the inner ranks of each group instead"),
+        (ns.fp16, "the loss scale of --fp16 needs all gradients of all groups; use --bf16"),
+        (ns.num_experts, "that of experts has optimizers of its own; leave --num-experts out"),
+        (ns.save, "none of them has all that a checkpoint needs; leave --save out"),
+        (
+            ns.spare_max_group_restarts,
+            "none of them has all that a lost group would need to come back; give --spare-max-group-restarts 0",
+        ),
+        (ns.overlap_grad_reduce, "gathers have their turn between reductions; leave --overlap-grad-reduce out"),
+        (ns.log_num_zeros_in_grad, "none of them counts the zeros of all; leave --log-num-zeros-in-grad out"),
+        (
+            core_versions.installed() >= (0, 19),
+            "the norm of all gradients is taken by megatron-core 0.18 or older; install one of these",
+        ),
+        (ns.log_params_norm, "none of them has all master weights; leave --log-params-norm out"),
+    ):
+        if refused:
+            raise ConfigError(f"{divides} {why}; or leave --spare-state-redundancy out")
 
 
 def check_optimizer(ns: Namespace, shape: JobShape) -> None:

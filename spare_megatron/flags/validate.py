@@ -16,7 +16,7 @@ from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
 from spare_megatron.flags.hybrid_pattern import check_hybrid
-from spare_megatron.flags.optimizer_flags import check_optimizer, splits
+from spare_megatron.flags.optimizer_flags import check_optimizer, check_state_redundancy, splits
 from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import counted_layers, nearest_multiple
 
@@ -488,3 +488,4 @@ def check_all(ns: Namespace, shape: JobShape) -> None:
     check_checkpoint(ns)
     check_data(ns)
     check_spare(ns, shape)
+    check_state_redundancy(ns, shape)

@@ -309,6 +309,21 @@ def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
     return part.get_main_grads_for_grad_norm()  # type: ignore[no-any-return]
 
 
+def set_norm_gradients(part: Any, gradient: Callable[[Any], Any]) -> None:
+    """Have the norm of one of a chained optimizer's parts be that of ``gradient(main)`` of all that it updates now,
+    whatever it will update later. For versions before 0.19, in which all parameters count in one norm."""
+    from megatron.core import tensor_parallel
+    from megatron.core.transformer.module import param_is_not_shared
+
+    counted = [
+        gradient(main)
+        for main in part.get_parameters()
+        if param_is_not_shared(main)
+        and tensor_parallel.param_is_not_tensor_parallel_duplicate(main, getattr(part, "tp_group", None))
+    ]
+    part.get_main_grads_for_grad_norm = lambda: counted
+
+
 def set_norm(chained: Any, norm: Callable[..., float]) -> None:
     """Have a chained optimizer clip by, and report, ``norm()``; where parameters have a norm of their own, clip them by
     ``norm(name)``."""

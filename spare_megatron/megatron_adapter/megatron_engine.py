@@ -266,10 +266,13 @@ class MegatronEngine(TransferableState):
     def weights_digest(self) -> str:
         """In exact modes, in which all groups compute the same bits, a digest of parameters, persistent buffers and the
         scales of sums, '+', and that of one state shard of the optimizers: after step t number t mod S. So each shard
-        is compared once in S steps, and a step costs one S-th of reading them all. '' in other modes, in which a sum
-        inside a group may differ from another group's in its last bit."""
+        is compared once in S steps, and a step costs one S-th of reading them all; where this group keeps only some
+        shards, votes have their digests by themselves. '' in other modes, in which a sum inside a group may differ from
+        another group's in its last bit."""
         if self.exact is None:
             return ""
+        if self.shards.kept is not None:
+            return weights_digest(self.replica, self.exact.scales)
         [due] = self.shards.digests([self.applied % self.shards.number])
         return f"{weights_digest(self.replica, self.exact.scales)}+{due:016x}"
 

@@ -85,6 +85,11 @@ class JobArguments:
     """Sentences to be logged once, about flags that change nothing here and about what was taken from a checkpoint."""
 
     @property
+    def divides_state(self) -> bool:
+        """Whether a group keeps only a part of the optimizer's state."""
+        return self.spare.state_redundancy not in (None, self.shape.num_groups)
+
+    @property
     def save_every(self) -> int:
         """The steps of --save-interval; 0 where it is auto or not given, or there is no --save."""
         every = self.checkpoint.save_interval

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.saves import saver
@@ -60,6 +61,11 @@ class TrainingLoop:
         """Train until the job is over for this rank; returns the orders that say how it ended."""
         try:
             orders = self._wait_for_view()
+            if self.runner.shards is not None and not orders.view.is_member:
+                raise ConfigError(
+                    f"the job goes on without group {orders.view.group}, which cannot come back: with "
+                    "--spare-state-redundancy below the number of groups nobody has a whole state to give it"
+                )
             joined = None if orders.view.is_member else self.catch_up.learn()
             step = joined.step if joined else self.first_step
             while not self._ends(self.session.orders, step + 1):

@@ -63,6 +63,7 @@ from spare_megatron.worker.reporting import ReportingEngine
 from spare_megatron.worker.save_mail import SaveMail
 from spare_megatron.worker.saved_choice import leave_choice
 from spare_megatron.worker.saving import GroupSaver
+from spare_megatron.worker.shard_gather import GatheringEngine, ShardGather
 from spare_megatron.worker.start import Start, load_start
 from spare_megatron.worker.start_times import StartTimes
 from spare_megatron.worker.tokenizer import build_tokenizer
@@ -264,7 +265,9 @@ def _train(built: _Built) -> ExitCode:
     if start.step and not job.place.restarts:
         carrying.restore(start.rank_state)
     hooks, end_hooks = hooks_of(job, loaded.replica)
-    reporting = ReportingEngine(carrying, hooks, job.logging.log_timers_to_tensorboard)
+    gather = ShardGather(engine.shards, start.step, checked.injector.fire) if job.divides_state else None
+    gathering = carrying if gather is None else GatheringEngine(carrying, gather)
+    reporting = ReportingEngine(gathering, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, built.datasets, start)
     description = _description(job, args, start)
     rank = RankJob(
@@ -280,6 +283,7 @@ def _train(built: _Built) -> ExitCode:
         transfer_rate_bytes_s=job.transfer_rate_bytes_s,
         warm=waited,
         rank_times=job.spare.rank_times,
+        shards=gather,
     )
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
@@ -380,6 +384,8 @@ def _spec(
         save_every=job.save_every,
         emergency_saves=job.checkpoint.save is not None and not job.spare.no_emergency_save,
         adoption=not job.spare.no_adoption,
+        state_shards=start.shards(job) if job.divides_state else 0,
+        state_copies=job.spare.state_redundancy or 0,
     )
 
 

@@ -39,6 +39,7 @@ from spare_megatron.protocol.view import View
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.group_rounds import Gather, alone, same_orders
 from spare_megatron.worker.rank_parts import RankParts
+from spare_megatron.worker.shard_gather import ShardGather
 from spare_megatron.worker.ticket_reader import LeaveError, TicketReader, TicketRun
 
 Parts = Mapping[int, Mapping[str, int]]
@@ -151,6 +152,8 @@ class StepRunner:
     need it before the step in flight can be committed."""
     parts: RankParts = field(default_factory=RankParts)
     """Takes note of what this rank does when."""
+    shards: ShardGather | None = None
+    """Gathers what this rank does not keep; None where every group keeps all state."""
     _shown: int = field(default=0, init=False)
     """The version of the orders that ``look`` has seen last."""
     _step: int = field(default=0, init=False)
@@ -321,8 +324,8 @@ class StepRunner:
         fault = self.engine.accumulators_fault(suspected=again)
         if fault:
             return ReduceOutcome(ok=False, stale=False, error=fault, corrupt=True)
-        request = self._request(share.tensors, share.scalars)
-        return self.replicas.reduce(view.epoch, request, self._stale(view))
+        sums = self.replicas if self.shards is None else self.shards
+        return sums.reduce(view.epoch, self._request(share.tensors, share.scalars), self._stale(view))
 
     def _request(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Reduction:
         return Reduction(tensors, scalars, self.method, self.on_bucket, self.overlap, self.engine.conversion())
@@ -364,6 +367,7 @@ class StepRunner:
                 for piece in view.disputed
                 for name, checksum in self._parts(piece, inside, audited).items()
             ),
+            state=() if self.shards is None or not outcome.ok else self.shards.digests(view.epoch, self._stale(view)),
         )
         figures = {
             "compute_s": times.compute_s,

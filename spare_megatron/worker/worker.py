@@ -36,6 +36,7 @@ from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.group_rounds import gather_in_group
 from spare_megatron.worker.loop import Saver, TrainingLoop
 from spare_megatron.worker.rank_parts import RankParts, WrittenRankParts
+from spare_megatron.worker.shard_gather import ShardGather
 from spare_megatron.worker.shard_opening import Opens, ShardOpening
 from spare_megatron.worker.signals import stop_on_signals
 from spare_megatron.worker.step import StepRunner
@@ -68,6 +69,8 @@ class RankJob:
     """Whether this process has computed a piece for nothing already."""
     rank_times: bool = False
     """Whether this rank writes when it did the parts of each step."""
+    shards: ShardGather | None = None
+    """Gathers what this rank does not keep; None where every group keeps all state."""
 
 
 def train_rank(
@@ -104,8 +107,10 @@ def train_rank(
         coordinator=job.coordinator,
         address=replicas.address,
         serving_at=transport.address,
-        on_view=(adopt, opening.look),
+        on_view=(adopt, opening.look, *(() if job.shards is None else (job.shards.look,))),
     )
+    if job.shards is not None:
+        job.shards.start(session, replicas)
     opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
     parts = _parts(job, directory)
@@ -123,12 +128,15 @@ def train_rank(
             gather=gather,
             look=donor.look,
             parts=parts,
+            shards=job.shards,
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
         with exit_reported(directory, place), stop_on_signals(place, session):
             orders = loop.run()
     finally:
+        if job.shards is not None:
+            job.shards.close()
         replicas.close()
         transport.close()
         donor.close()

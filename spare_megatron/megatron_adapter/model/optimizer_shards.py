@@ -2,6 +2,12 @@
 
 Of the buffers, the one of a tied output layer's use (:mod:`.tied_head`) has no state: it is that of the embedding.
 
+A group may keep some of the shards only (:meth:`OptimizerShards.keep`). Then the optimizers update slices of
+parameters: for each of them there are a slice of the fp32 copy and of the moments, and nothing for the rest. What an
+update needs of all elements, the norm of the gradients, is still that of all. The parameters of other shards come from
+groups that keep these, as integers: the bits of a shard, in a fixed order, which the sums over groups carry unchanged,
+because all groups but one put in zeros.
+
 May assume: the replica's parameters and optimizers stay the same objects. Promises: the layout
 (:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an
 optimizer has for a parameter is in the shards whole, in the memory that training updates.
@@ -9,13 +15,21 @@ optimizer has for a parameter is in the shards whole, in the memory that trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 
 from spare_megatron import kernels
-from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import give_first_state, is_emerging, main_copies
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
+    counts_steps,
+    give_first_state,
+    is_emerging,
+    main_copies,
+    moments,
+)
+from spare_megatron.megatron_adapter.core_differences import set_norm_gradients
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -40,9 +54,16 @@ class _Updated(NamedTuple):
     """What an optimizer updates for a parameter."""
 
     place: str
-    inner: torch.optim.Optimizer
+    at: tuple[int, int, int]
+    """The numbers in :attr:`place`."""
+    part: Any
+    """megatron-core's optimizer."""
+    parameter: torch.nn.Parameter
     main: torch.Tensor
-    """The parameter, an fp32 copy of it or, where the optimizer is divided, this rank's slice of either."""
+    """The parameter, an fp32 copy of it or, where the optimizer is divided, this rank's slice of either. Without
+    elements where only some shards are kept."""
+    in_model: bool
+    """Whether that is the model's own memory."""
     is_slice: bool
     cuts: bool
     """Whether the update of an element needs no other one."""
@@ -56,16 +77,33 @@ class _Span(NamedTuple):
     stop: int
 
 
+class _Held(NamedTuple):
+    """What an optimizer has for the elements of a span, where only some shards are kept."""
+
+    span: _Span
+    model: torch.Tensor
+    """The elements of the parameter, flat, in the model's memory; with the attribute ``main_grad``."""
+    main: torch.Tensor
+    state: dict[str, torch.Tensor]
+
+    @property
+    def carried(self) -> list[torch.Tensor]:
+        """What a group must get to keep this too, all fp32."""
+        main = [] if self.main is self.model else [self.main]
+        return [*main, *(one.view(-1) for _, one in sorted(self.state.items()))]
+
+
 class OptimizerShards:
     """The state shards of one rank."""
 
     def __init__(self, replica: Replica, number: int) -> None:
         """``number`` is S."""
         self.number = number
+        self.kept: frozenset[int] | None = None
+        """The shards that this rank keeps; None: all, in tensors that are not cut."""
+        self._held: dict[int, list[_Held]] = {}
         self._replica = replica
         self._spans: list[list[_Span]] = [[] for _ in range(number)]
-        self._model = {one.untyped_storage().data_ptr() for chunk in replica.chunks for one in chunk.parameters()}
-        """Where the model's memory begins."""
         updated, placed = _updated(replica), set[torch.nn.Parameter]()
         for _, buffer, group in gradient_buffers(replica):
             kept, cuts = parts_of(buffer, group), list[tuple[torch.nn.Parameter, int, BufferSlice]]()
@@ -91,13 +129,21 @@ class OptimizerShards:
         assert placed == updated.keys(), f"{len(updated.keys() - placed)} updated parameters are in no gradient buffer"
 
     def tensors(self, shards: Iterable[int]) -> Iterator[ShardTensor]:
-        """The tensors of some shards in a fixed order; what an optimizer has not begun is zeros. No collective."""
+        """The tensors of some shards that this rank keeps in a fixed order; what an optimizer has not begun is zeros.
+        No collective."""
         give_first_state(self._replica)
         for shard in shards:
-            for one, start, stop in self._spans[shard]:
-                if one.main.untyped_storage().data_ptr() not in self._model:
+            for held in self._held.get(shard, ()):
+                one = held.span.updated
+                if held.main is not held.model:
+                    yield ShardTensor(shard, one.place, "main", held.main)
+                for kind, values in sorted(held.state.items()):
+                    if kind != "step":
+                        yield ShardTensor(shard, one.place, kind, values)
+            for one, start, stop in self._spans[shard] if self.kept is None else ():
+                if not one.in_model:
                     yield ShardTensor(shard, one.place, "main", _flat(one.main)[start:stop])
-                for kind, values in sorted(one.inner.state.get(one.main, {}).items()):
+                for kind, values in sorted(one.part.optimizer.state.get(one.main, {}).items()):
                     if kind == "step":
                         continue
                     assert values.numel() == one.main.numel(), f"{kind} of {one.place} has {values.numel()} elements"
@@ -111,6 +157,106 @@ class OptimizerShards:
             found[one.shard].append(one.tensor)
         return [kernels.digest(found[shard]) for shard in shards]
 
+    def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
+        """Keep these shards and no other. ``received`` has the state, as of :meth:`state`, of those that this rank does
+        not keep yet; the parameters must be those that belong to it. For the thread that updates; no collective."""
+        if self.kept == frozenset(shards):
+            return
+        if self.kept is None:
+            self._cut()
+            held = {shard: [_cut_out(span) for span in self._spans[shard]] for shard in shards}
+            self._spans = [[_emptied(span) for span in spans] for spans in self._spans]
+        else:
+            held = {
+                shard: self._held[shard] if shard in self._held else self._filled(shard, received[shard])
+                for shard in shards
+            }
+        self.kept, self._held = frozenset(shards), held
+        self._give_to_optimizers()
+
+    def weights(self, shards: Collection[int]) -> torch.Tensor:
+        """The bits of the parameters of all shards as int32 [elements, each shard rounded up to 4 bytes], zeros for
+        others than ``shards``. May run beside the forward and backward passes; no collective."""
+        starts = self._weight_starts()
+        flat = torch.zeros(starts[-1], dtype=torch.uint8, device=self._device)
+        for shard in shards:
+            at = starts[shard]
+            for span in self._spans[shard]:
+                values = _in_model(span).view(torch.uint8)
+                flat[at : at + values.numel()] = values
+                at += values.numel()
+        return flat.view(torch.int32)
+
+    def take_weights(self, flat: torch.Tensor, own: Collection[int]) -> None:
+        """Write the parameters of all shards but ``own`` from ``flat``, the sum over groups of :meth:`weights`."""
+        starts, data = self._weight_starts(), flat.view(torch.uint8)
+        for shard in set(range(self.number)) - set(own):
+            at = starts[shard]
+            for span in self._spans[shard]:
+                values = _in_model(span).view(torch.uint8)
+                values.copy_(data[at : at + values.numel()])
+                at += values.numel()
+
+    def state(self, shard: int, *, mine: bool) -> torch.Tensor:
+        """The bits of all that a group must get to keep ``shard``, as int32; zeros where they are not ``mine`` to give.
+        May run beside the forward and backward passes; no collective."""
+        if mine:
+            tensors = [one for held in self._held[shard] for one in held.carried]
+            return torch.cat(tensors).view(torch.int32) if tensors else self._zeros(0)
+        return self._zeros(sum(_carried_numel(span) for span in self._spans[shard]))
+
+    def _zeros(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.int32, device=self._device)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._replica.chunks[0].parameters()).device
+
+    def _weight_starts(self) -> list[int]:
+        """The byte at which each shard begins in :meth:`weights`, and where the last one ends."""
+        sizes = (sum(_in_model(span).nbytes for span in spans) for spans in self._spans)
+        return list(accumulate((-(-size // 4) * 4 for size in sizes), initial=0))
+
+    def _cut(self) -> None:
+        """Have the norm be that of all gradients once the optimizers have slices only."""
+        give_first_state(self._replica)
+        updated = {id(span.updated.main): span.updated.parameter for spans in self._spans for span in spans}
+        for part in self._replica.optimizer.chained_optimizers:
+            set_norm_gradients(part, lambda main: updated[id(main)].main_grad)
+
+    def _filled(self, shard: int, received: torch.Tensor) -> list[_Held]:
+        """A shard of the state that a group gave as :meth:`state`."""
+        found, values, at = [], received.view(torch.float32), 0
+        for span in self._spans[shard]:
+            part, model = span.updated.part, _in_model(span)
+            main = model if span.updated.in_model else torch.empty(model.numel(), device=model.device)
+            state = {kind: torch.empty(model.numel(), device=model.device) for kind in moments(part)}
+            if counts_steps(part):
+                state["step"] = torch.tensor(0.0)
+            held = _Held(span, model, main, state)
+            for one in held.carried:
+                one.copy_(values[at : at + one.numel()])
+                at += one.numel()
+            found.append(held)
+        return found
+
+    def _give_to_optimizers(self) -> None:
+        """Have megatron-core's optimizers update what is held, and nothing else."""
+        of_group: dict[tuple[int, int], list[_Held]] = {}
+        for held in (one for shard in sorted(self._held) for one in self._held[shard]):
+            of_group.setdefault(held.span.updated.at[:2], []).append(held)
+        for number, part in enumerate(self._replica.optimizer.chained_optimizers):
+            part.optimizer.state.clear()
+            for g, group in enumerate(part.optimizer.param_groups):
+                mine = sorted(of_group.get((number, g), ()), key=lambda one: (one.span.updated.at, one.span.start))
+                group["params"] = [one.main for one in mine]
+                part.optimizer.state.update({one.main: one.state for one in mine})
+                if hasattr(part, "float16_groups"):
+                    copied = [one for one in mine if one.main is not one.model]
+                    part.float16_groups[g] = [one.model for one in copied]
+                    part.fp32_from_float16_groups[g] = [one.main for one in copied]
+                    part.fp32_from_fp32_groups[g] = [one.main for one in mine if one.main is one.model]
+
     def parts(self) -> dict[str, list[kernels.Digestible]]:
         """What the optimizers have, by shard and kind, to find where it differs. No collective."""
         found: dict[str, list[kernels.Digestible]] = {}
@@ -119,13 +265,45 @@ class OptimizerShards:
         return found
 
 
+def _in_model(span: _Span) -> torch.Tensor:
+    """The elements of a span in the model's memory, with their gradients as ``main_grad``."""
+    parameter = span.updated.parameter
+    model = _flat(parameter)[span.start : span.stop]
+    model.main_grad = _flat(parameter.main_grad)[span.start : span.stop]
+    return model
+
+
+def _cut_out(span: _Span) -> _Held:
+    """The elements of a span of optimizers that have all, in memory of their own."""
+    one, model = span.updated, _in_model(span)
+    main = model if one.in_model else _flat(one.main)[span.start : span.stop].clone()
+    state = {
+        kind: values.clone() if kind == "step" else _flat(values)[span.start : span.stop].clone()
+        for kind, values in one.part.optimizer.state[one.main].items()
+    }
+    return _Held(span, model, main, state)
+
+
+def _emptied(span: _Span) -> _Span:
+    """A span without its optimizer's copy of the whole parameter."""
+    one = span.updated
+    if hasattr(one.parameter, "main_param"):
+        del one.parameter.main_param
+    return span._replace(updated=one._replace(main=torch.empty(0)))
+
+
+def _carried_numel(span: _Span) -> int:
+    """Elements of :attr:`_Held.carried`."""
+    part, size = span.updated.part, span.stop - span.start
+    return size * (len(moments(part)) + (not span.updated.in_model)) + counts_steps(part)
+
+
 def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
     found = {}
+    model = {one.untyped_storage().data_ptr() for chunk in replica.chunks for one in chunk.parameters()}
     for number, part in enumerate(replica.optimizer.chained_optimizers):
         groups = part.optimizer.param_groups
-        places = {
-            id(one): f"{number}.{g}.{n}" for g, group in enumerate(groups) for n, one in enumerate(group["params"])
-        }
+        places = {id(one): (number, g, n) for g, group in enumerate(groups) for n, one in enumerate(group["params"])}
         if hasattr(part, "model_param_group_index_map"):
             mains = {one: groups[g]["params"][n] for one, (g, n) in part.model_param_group_index_map.items()}
             is_slice = True
@@ -133,7 +311,9 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
             mains, is_slice = main_copies(part), False
         for parameter, main in mains.items():
             cuts = main.is_contiguous() and not is_emerging(part)
-            found[parameter] = _Updated(places[id(main)], part.optimizer, main, is_slice, cuts)
+            at, in_model = places[id(main)], main.untyped_storage().data_ptr() in model
+            place = ".".join(map(str, at))
+            found[parameter] = _Updated(place, at, part, parameter, main, in_model, is_slice, cuts)
     return found
 
 

@@ -1,0 +1,295 @@
+"""Gathers what a rank lacks where groups keep only some state shards: parameters of the others after each step, and in
+a newer epoch the state of those of which its group is a new host.
+
+Each host updates its shards when a step is committed, waiting for nobody, and has the parameters that follow. The
+*primary* of a shard is the lowest group that counts for it. A gather is a sum of integers over the groups of an epoch,
+into which each rank puts the bits of what its group is primary of, and zeros elsewhere. So it ends as any reduction
+does when its epoch ends, and is done again in the next one.
+
+The order of a ring's operations is the same on all members: an epoch begins with a gather after t*, in which the state
+of shards with new hosts travels too; then each reduction of a step is followed, where it is committed in that epoch, by
+a gather after that step. What a gather reads stays as it is until the next commit, which needs every member's vote, and
+that needs the gather. A thread of its own takes part in gathers: a rank that has everything computes meanwhile, so no
+rank waits in a pipeline for one that waits for it in a gather.
+
+Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before the state
+of all new hosts is there. Nobody is blamed for a gather that its epoch has ended; one that fails by itself is a failed
+vote.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.control_plane.session import Session
+from spare_megatron.protocol.member import Orders
+from spare_megatron.protocol.messages import ReductionResult
+from spare_megatron.protocol.view import View
+from spare_megatron.worker.engine_decorator import PassThrough
+from spare_megatron.worker.ticket_reader import LeaveError
+
+LOOK_S = 0.05
+"""The interval at which a wait looks whether the job is over, or its epoch."""
+
+
+class Shards(Protocol):
+    """The state shards of one rank, as :mod:`spare_megatron.megatron_adapter.model.optimizer_shards` has them."""
+
+    number: int
+    kept: frozenset[int] | None
+
+    def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
+        """Keep these shards and no other; ``received`` has the state of those that are not kept yet."""
+
+    def weights(self, shards: Collection[int]) -> torch.Tensor:
+        """The bits of all parameters, int32, with zeros for others than those of ``shards``."""
+
+    def take_weights(self, flat: torch.Tensor, own: Collection[int]) -> None:
+        """Write all parameters but those of ``own``."""
+
+    def state(self, shard: int, *, mine: bool) -> torch.Tensor:
+        """The bits of a shard's state, int32; zeros of the same size where they are not ``mine`` to give."""
+
+    def digests(self, shards: Sequence[int]) -> list[int]:
+        """64 bits for each of some shards that are kept."""
+
+
+class Sums(Protocol):
+    """The part of :class:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators` that a gather
+    needs."""
+
+    def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Sum over the groups of ``epoch``; for one thread at a time."""
+
+
+class ShardGather:
+    """The thread. ``look`` is for the control thread, all other methods are for the training thread."""
+
+    def __init__(self, shards: Shards, first_step: int, inject: Callable[[str, int, int], None]) -> None:
+        """``inject(point, step, n)`` is called where a fault can be injected."""
+        self._shards, self._inject = shards, inject
+        self._changed = threading.Condition()
+        self._view: View | None = None
+        """Of the newest epoch, as it began."""
+        self._applied = self._whole = first_step
+        """The step that the optimizers have applied, and the one of which all parameters are here."""
+        self._done = (0, 0)
+        """(epoch, step) of the newest gather that was complete."""
+        self._ended = (0, 0)
+        """(epoch, step) of the newest one that was complete, has failed, or cannot be made."""
+        self._failure: ReduceOutcome | None = None
+        """How the gather of :attr:`_ended` failed."""
+        self._received: dict[int, torch.Tensor] = {}
+        """State of shards that the group is to keep, after the step of :attr:`_done`."""
+        self._turn = threading.Lock()
+        """Held in a reduction."""
+        self._closing = False
+        self._broken: Exception | None = None
+        """What ended the thread."""
+        self._digests: dict[tuple[int, int], int] = {}
+        """(step, shard) -> digest."""
+        self._thread = threading.Thread(target=self._run, name="shard-gather", daemon=True)
+
+    def look(self, orders: Orders) -> None:
+        """Note a newer epoch."""
+        with self._changed:
+            self._view = orders.view
+            self._changed.notify_all()
+
+    def start(self, session: Session, sums: Sums) -> None:
+        """Take part in gathers from now on."""
+        self._session, self._sums = session, sums
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take part in no further one."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def settle(self, step: int) -> None:
+        """The optimizers have applied ``step``: return when all parameters after it are here, and the group keeps what
+        it is to keep. Raises LeaveError where the job is over before."""
+        with self._changed:
+            self._applied = step
+            self._changed.notify_all()
+            if self._whole < step or not self._done[0]:
+                self._session.progress("reduce", step, 0)
+            while self._whole < step or not self._done[0]:
+                if self._session.orders.over:
+                    raise LeaveError(self._session.orders)
+                self._wait()
+        self._install()
+
+    def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Reduce in ``epoch`` behind its gather; fails as that did."""
+        failed = self._wait_for(epoch, stale)
+        if failed is not None:
+            return failed
+        with self._turn:
+            return self._sums.reduce(epoch, request, stale)
+
+    def digests(self, epoch: int, stale: Callable[[], bool]) -> tuple[tuple[int, int], ...]:
+        """(shard, digest) of each shard that the group keeps in ``epoch``, signed, for its vote."""
+        self._wait_for(epoch, stale)
+        step, kept = self._applied, sorted(self._shards.kept or ())
+        self._digests = {at: digest for at, digest in self._digests.items() if at[0] == step}
+        new = [shard for shard in kept if (step, shard) not in self._digests]
+        for shard, digest in zip(new, self._shards.digests(new), strict=True):
+            self._digests[step, shard] = (digest ^ 1 << 63) - (1 << 63)
+        return tuple((shard, self._digests[step, shard]) for shard in kept)
+
+    def _wait_for(self, epoch: int, stale: Callable[[], bool]) -> ReduceOutcome | None:
+        """Wait for the gather with which ``epoch`` begins; why nothing can be reduced in it, None where it can."""
+        with self._changed:
+            while self._done[0] != epoch:
+                if self._failure is not None and self._ended[0] == epoch:
+                    return self._failure
+                if stale():
+                    return ReduceOutcome(ok=False, stale=True)
+                self._wait()
+        self._install()
+        return None
+
+    def _install(self) -> None:
+        """Keep what the view of the newest gather says."""
+        with self._changed:
+            view, received = self._view, self._received
+            if view is None or self._done[0] != view.epoch:
+                return  # a newer epoch has begun, whose gather is still to come
+            kept = self._shards.kept
+            mine = {host.shard for host in view.state_hosts if host.member == view.receiver}
+            self._shards.keep(mine if kept is None else mine & (kept | received.keys()), received)
+            self._received = {}
+            self._changed.notify_all()
+
+    def _wait(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError("the gathers of state shards have ended") from self._broken
+        self._changed.wait(LOOK_S)
+
+    def _run(self) -> None:
+        try:
+            self._take_part()
+        except Exception as error:
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+
+    def _take_part(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing or self._due() is not None)
+                due = self._due()
+                if self._closing or due is None:
+                    return
+                view, step = due
+                first = self._done[0] != view.epoch
+            if first:
+                self._say_have(view)
+            self._gather(view, step, first)
+
+    def _due(self) -> tuple[View, int] | None:
+        view = self._view
+        if view is None or not view.is_member or self._applied < view.committed[0]:
+            return None
+        if (view.epoch, self._applied) <= self._ended or (self._failure is not None and self._ended[0] == view.epoch):
+            return None
+        return view, self._applied
+
+    def _gather(self, view: View, step: int, first: bool) -> None:
+        """Take part in the gather of the parameters after ``step`` and, if it is the ``first`` one of its epoch, of the
+        state of shards with new hosts."""
+        primaries: dict[int, int] = {}
+        for host in sorted((one for one in view.state_hosts if one.counts), key=lambda one: one.group):
+            primaries.setdefault(host.shard, host.group)
+        if len(primaries) < self._shards.number:  # nothing is committed in this epoch
+            self._end(view, step, None)
+            return
+        mine = {shard for shard, group in primaries.items() if group == view.group}
+        new = sorted({host.shard for host in view.state_hosts if not host.counts}) if first else []
+        self._inject("gather", step, 0)
+        tensors = [self._shards.weights(mine), *(self._state(shard, shard in mine) for shard in new)]
+        with self._turn:
+            outcome = self._sums.reduce(view.epoch, Reduction(tensors), lambda: self._is_over(view.epoch))
+            if outcome.stale:
+                self._wait_for_newer(view.epoch)
+                return
+            if outcome.ok and step > self._whole:
+                self._shards.take_weights(outcome.tensors[0], self._shards.kept or ())
+            got = zip(new, outcome.tensors[1:], strict=True) if outcome.ok else ()
+            hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
+            lacking = hosted - (self._shards.kept or frozenset())
+            received = {shard: one.clone() for shard, one in got if shard in lacking}
+        self._end(view, step, outcome, received)
+
+    def _state(self, shard: int, mine: bool) -> torch.Tensor:
+        """What this rank puts in of a shard's state; that which it has received and not installed has the same form."""
+        with self._changed:
+            received = self._received.get(shard)
+        return received if mine and received is not None else self._shards.state(shard, mine=mine)
+
+    def _end(
+        self, view: View, step: int, outcome: ReduceOutcome | None, received: Mapping[int, torch.Tensor] | None = None
+    ) -> None:
+        with self._changed:
+            self._ended, self._failure = (view.epoch, step), None
+            if outcome is not None and outcome.ok:
+                self._done, self._whole = (view.epoch, step), step
+                self._received.update(received or {})
+            elif outcome is not None:
+                self._failure = outcome
+            self._changed.notify_all()
+        if outcome is not None and outcome.ok:
+            if received:
+                self._say_have(view)
+        elif outcome is not None:
+            detail = f"the gather of the parameters after step {step} failed: {outcome.error}"
+            self._session.reduced(
+                ReductionResult(step + 1, view.epoch, ok=False, pieces=(), links=outcome.links, detail=detail)
+            )
+
+    def _say_have(self, view: View) -> None:
+        """Report which shards this rank has of those of which its group is a new host, and which it can never have."""
+        with self._changed:
+            there = (self._shards.kept or frozenset()) | self._received.keys()
+        for host in view.state_hosts:
+            if host.member == view.receiver and not host.counts:
+                if host.shard in there:
+                    self._session.have(view.epoch, host.shard, whole=True)
+                elif host.donor is None:
+                    self._session.have(view.epoch, host.shard, whole=False)
+
+    def _is_over(self, epoch: int) -> bool:
+        view = self._view
+        return self._closing or self._session.orders.over or view is None or view.epoch != epoch
+
+    def _wait_for_newer(self, epoch: int) -> None:
+        """After a gather that its epoch ended: wait for the next one, or for the end."""
+        with self._changed:
+            while not self._is_over(epoch):
+                self._changed.wait(LOOK_S)
+
+
+@dataclass
+class GatheringEngine(PassThrough):
+    """An engine whose group keeps only some state shards: an update ends with the gather of all parameters."""
+
+    gather: ShardGather
+
+    def begin_step(self, step: int) -> None:
+        """Zero the engine's accumulators, once all parameters are there."""
+        self.gather.settle(step - 1)
+        self.engine.begin_step(step)
+
+    def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
+        """Have the engine apply the committed update to what its group keeps, and gather the rest."""
+        report = self.engine.apply(step, reduced, scalars)
+        self.gather.settle(step)
+        return report

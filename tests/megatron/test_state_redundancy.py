@@ -1,0 +1,153 @@
+"""Megatron jobs whose groups keep only a part of the optimizer's state have the weights and the state of those that
+keep all, bit for bit, also where groups are killed; and a group has no memory for what it does not keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.control_plane.group_aggregation import first_part
+from spare_megatron.control_plane.reports import checksum_of
+from spare_megatron.coordinator import journal
+from spare_megatron.protocol.messages import ReductionResult, Vote
+from spare_megatron.worker.job_arguments import parse_job
+from tests.megatron.test_transferred_state import one_group
+from tests.process.harness import Job, launch
+from tests.pure.flags_of_a_job import launched
+from tests.spawn import run_ranks
+
+pytestmark = pytest.mark.timeout(300)
+
+STEPS = 8
+GROUPS = 3
+FLAGS = (
+    *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+    *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "6", "--lr", "1e-3"),
+    *("--clip-grad", "1.0", "--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer"),
+    *("--vocab-size", "127", "--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1"),
+    *("--split", "100,0,0", "--eval-iters", "0", "--num-workers", "0", "--bf16", "--spare-redundancy", "3"),
+)
+DIVIDED = ("--spare-state-redundancy", "2")
+
+
+def start(run_dir: Path, *flags: str, inject: Sequence[str] = ()) -> Job:
+    return launch(run_dir, *FLAGS, *flags, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The job without failures in which every group keeps all state."""
+    job = start(tmp_path_factory.mktemp("whole"))
+    job.finish(timeout_s=200)
+    return job
+
+
+def results(job: Job) -> list[ReductionResult]:
+    """What ok votes had."""
+    events = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
+    return [event.result for event in events if isinstance(event, Vote) and event.result.ok]
+
+
+def weights(job: Job) -> dict[int, set[str]]:
+    """Step -> digests of the weights after it, as all votes have them."""
+    found: dict[int, set[str]] = {}
+    for result in results(job):
+        found.setdefault(result.step - 1, set()).add(first_part(result.weights_digest))
+    return found
+
+
+def states(job: Job) -> dict[tuple[int, int], set[int]]:
+    """(step, state shard) -> checksums of its state after the step. A group that keeps all votes one shard a step."""
+    found: dict[tuple[int, int], set[int]] = {}
+    for result in results(job):
+        step, due = result.step - 1, result.weights_digest.partition("+")[2]
+        one = ((step % GROUPS, checksum_of(str((int(due, 16) ^ 1 << 63) - (1 << 63)))),) if due else ()
+        for shard, checksum in result.state or one:
+            found.setdefault((step, shard), set()).add(checksum)
+    return found
+
+
+def check_bits(job: Job, whole: Job) -> None:
+    """Weights after every step, and each shard wherever the other job has its checksum, are the same bits."""
+    assert weights(job) == weights(whole)
+    assert set(weights(job)) == set(range(STEPS + 1)), "a step without votes"
+    expected, found = states(whole), states(job)
+    compared = [at for at in expected if at[0] and at in found]
+    assert {shard for _, shard in compared} == set(range(GROUPS))
+    assert len(compared) >= STEPS - 1
+    for at in compared:
+        assert found[at] == expected[at], f"step and state shard {at}"
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        (),
+        ("sigkill:group=1,step=4,at=vote",),
+        ("sigkill:group=0,step=4,at=apply",),
+        ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"),
+    ],
+    ids=["no kill", "before the commit", "between commit and update", "in the gather, and another host later"],
+)
+def test_two_copies_of_each_shard_give_the_bits_of_three(tmp_path: Path, whole: Job, kills: Sequence[str]) -> None:
+    job = start(tmp_path, *DIVIDED, inject=kills)
+    lines = job.finish(timeout_s=200)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    check_bits(job, whole)
+
+
+def test_the_loss_of_the_only_copy_ends_the_job(tmp_path: Path) -> None:
+    job = start(tmp_path, "--spare-state-redundancy", "1", inject=["sigkill:group=1,step=4,at=reduce"])
+    job.wait_for("the end", lambda: job.process.poll() is not None, 200)
+    assert job.process.returncode != 0
+    assert "no copy is left of state shard 1" in (job.run_dir / "launch.out").read_text()
+    job.finish(job.process.returncode)
+
+
+def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int]:
+    """Bytes of optimizer tensors of a group that keeps some of four shards, by what the optimizers hold, and elements
+    of all its parameters."""
+    from tests.megatron import groups
+
+    engine = groups.engine_of(one_group({"bf16": True}, reduce="exact", state_shards=4), rank, store)
+    engine.shards.keep(kept, {})
+    held = [
+        tensor
+        for part in engine.replica.optimizer.chained_optimizers
+        for main, state in part.optimizer.state.items()
+        for tensor in (main, *(value for name, value in state.items() if name != "step"))
+    ]
+    assert not any(hasattr(one, "main_param") for chunk in engine.replica.chunks for one in chunk.parameters())
+    return (
+        sum(tensor.untyped_storage().nbytes() for tensor in held),
+        sum(one.numel() for chunk in engine.replica.chunks for one in chunk.parameters()),
+    )
+
+
+def test_a_group_has_memory_for_what_it_keeps() -> None:
+    for kept in ([0, 1], [2]):
+        [(size, elements)] = run_ranks("tests.megatron.test_state_redundancy:optimizer_bytes", [kept])
+        assert size == pytest.approx(12 * elements * len(kept) / 4, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--spare-state-redundancy", "0"], "is not between 1 and the 3 groups of the job"),
+        (["--spare-state-redundancy", "4"], "is not between 1 and the 3 groups of the job"),
+        (["--spare-state-redundancy", "2", "--optimizer", "sgd"], "only that of Adam can be cut anywhere"),
+        (
+            ["--spare-state-redundancy", "2", "--save", "/none", "--save-interval", "4"],
+            "none of them has all that a checkpoint needs",
+        ),
+        (["--spare-state-redundancy", "2", "--spare-max-group-restarts", "3"], "give --spare-max-group-restarts 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(flags: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        parse_job(["--spare-max-group-restarts", "0", *FLAGS, *flags], launched(GROUPS))

@@ -44,7 +44,9 @@ from spare_megatron.protocol.messages import (
     Withdrawn,
 )
 
-GroupReport = Applied | CaughtUp | GaveBack | Have | Hosts | Ready | Saved | StepReport | StopRequested | Void | Withdrawn
+GroupReport = (
+    Applied | CaughtUp | GaveBack | Have | Hosts | Ready | Saved | StepReport | StopRequested | Void | Withdrawn
+)
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
 

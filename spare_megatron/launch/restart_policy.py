@@ -9,9 +9,8 @@ May assume: the coordinator's exit code says how the job attempt ended; no rank 
 Promises:
 
 * Nothing starts again, and nothing is queued again after a wipe-out or a planned restart, without a checkpoint.
-* After ATTEMPTS_WITHOUT_PROGRESS job attempts in a row none of which got beyond the best step of all job attempts nothing
-starts again
-  by itself: steps that are done again after a restart from a checkpoint are no progress.
+* After ATTEMPTS_WITHOUT_PROGRESS job attempts in a row none of which got beyond the best step of all job attempts
+  nothing starts again by itself: steps that are done again after a restart from a checkpoint are no progress.
 * A job that was asked to stop never starts again in place.
 * A launcher leaves with one of the exit codes 0 to 4, never with one that is used only inside a job.
 """

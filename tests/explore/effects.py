@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from spare_megatron.protocol import draining, relief
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state
@@ -259,11 +261,12 @@ class Effects:
     def come_back(self, w: World, group: int) -> World:
         """A new process of a group sends Hello. It knows which incarnation was there before it."""
         state = w.brain.state
-        process_nonce = str(
-            1 + max([state.highest.get(group, 0), *(p.incarnation for p in w.processes if p.group == group)])
-        )
+        mine = [p for p in w.processes if p.group == group]
+        number = 1 + max([state.highest.get(group, 0), *(p.incarnation for p in mine)])
+        used = {state.process_nonces.get(group, (0, ""))[1], *(p.process_nonce for p in mine)}
+        process_nonce = next(str(n) for n in count(number) if str(n) not in used)
         if self.shape.observed and state.phase == "forming":  # a launcher tells its processes their incarnation
-            p = Process(group, int(process_nonce), process_nonce=process_nonce, copies=self._copies(0))
+            p = Process(group, number, process_nonce=process_nonce, copies=self._copies(0))
         else:
             p = Process(
                 group, -1, process_nonce=process_nonce, replaces=state.present.get(group, -1), applied=-1, weights=""

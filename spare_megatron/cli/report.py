@@ -44,8 +44,8 @@ class _GivenUp(BaseException):
 
 def leave_report(run_dir: RunDirectory, notice: Callable[[str], None]) -> None:
     """Write the report at the end of a job, in the main thread. The job's exit code does not depend on it: where that
-    fails, is interrupted by a signal, or would keep the job's nodes for long, ``notice`` is notified why. A job without
-    a committed step has none."""
+    fails, is interrupted by a signal, or would keep the job's nodes for long, ``notice`` is called with the reason. A
+    job without a committed step has none."""
     later = f"spare-report {run_dir.path} writes the report"
     try:
         with _brief():

@@ -123,8 +123,9 @@ class Backend(Protocol):
         not ended it, where ``more()`` holds before."""
 
     def cut(self, why: str) -> None:
-        """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, who are
-        reported why. May be called from any thread, at any time and more than once; takes well under a millisecond."""
+        """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, which
+        receive the reason. May be called from any thread, at any time and more than once; takes well under a
+        millisecond."""
 
     def halt(self) -> None:
         """End what is in flight: when it returns, nothing touches a buffer that was given to :meth:`begin_sum` any

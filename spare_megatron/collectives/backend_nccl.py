@@ -83,21 +83,21 @@ class RingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stubs
         self._used = threading.Lock()
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Tell the other members."""
+        """Send the value to the other members."""
         data = value.encode() if isinstance(value, str) else bytes(value)
         assert len(data) <= self.VALUE_BYTES, f"a value of {len(data)} bytes"
         self._share(key, data)
 
     def get(self, key: str) -> bytes:
-        """What the first member tells."""
+        """The value that the first member sends."""
         return self._share(key, b"")
 
     def _share(self, key: str, mine: bytes) -> bytes:
         if not self._used.acquire(blocking=False):
             raise RuntimeError(f"only NCCL's unique id passes through this store, not {key!r} after it")
         wire = torch.zeros(8 + self.VALUE_BYTES, dtype=torch.uint8)
-        reported = len(mine).to_bytes(8, "big") + mine
-        wire[: len(reported)] = torch.tensor(list(reported), dtype=torch.uint8)
+        framed = len(mine).to_bytes(8, "big") + mine
+        wire[: len(framed)] = torch.tensor(list(framed), dtype=torch.uint8)
         self._ring.sum(wire, wait_for_peers=False)
         data = bytes(wire.tolist())
         return data[8 : 8 + int.from_bytes(data[:8], "big")]
@@ -298,11 +298,11 @@ class NcclBackend:
     def _drain(self, aborting: threading.Thread) -> None:
         """Wait until nothing runs on the stream behind the last sum; where it is not known what does, until
         ``aborting`` has ended, which waits for the device then."""
-        began_s, reported = time.monotonic(), False
+        began_s, warned = time.monotonic(), False
         while self._runs(aborting):
             took_s = time.monotonic() - began_s
-            if took_s > self._timeout_s and not reported:
-                reported = True
+            if took_s > self._timeout_s and not warned:
+                warned = True
                 log.warning(
                     "NCCL has not ended a sum %g s after its communicator was aborted; its buffers stay taken, and the "
                     "next epoch gets others; where this repeats, replace %s",

@@ -94,7 +94,7 @@ class LinkBeat(NamedTuple):
 
 
 class _Neighbour:
-    """What was received from one neighbour, and when."""
+    """What has arrived from one neighbour, and when."""
 
     def __init__(self, rank: int, clock_s: float) -> None:
         self.rank = rank
@@ -150,8 +150,8 @@ class LinkMonitor:
 
     @property
     def connected(self) -> bool:
-        """Whether both neighbours were received on both their connections."""
-        return all(ear.connected for ear in self._neighbours)
+        """Whether messages from both neighbours have arrived on both of their connections."""
+        return all(neighbour.connected for neighbour in self._neighbours)
 
     def here(self, side: int) -> bool:
         """Whether a neighbour has said that it is in this epoch."""
@@ -165,46 +165,46 @@ class LinkMonitor:
         return LinkBeat(sent, traffic.wants, True, self.links, self._cause)
 
     def connect(self, side: int, now_s: float) -> None:
-        """Note that this neighbour was received on both connections to it; again changes nothing."""
-        ear = self._neighbours[side]
-        if not ear.connected:
-            ear.connected, ear.received_s = True, self._clock_s(now_s)
+        """Note that messages of this neighbour have arrived on both connections to it; again changes nothing."""
+        neighbour = self._neighbours[side]
+        if not neighbour.connected:
+            neighbour.connected, neighbour.received_s = True, self._clock_s(now_s)
 
     def alive(self, side: int, now_s: float) -> None:
         """Note that a neighbour speaks; alone: in an older epoch."""
-        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
-        if ear.connected:
-            ear.received_s = clock_s
+        clock_s, neighbour = self._clock_s(now_s), self._neighbours[side]
+        if neighbour.connected:
+            neighbour.received_s = clock_s
 
     def move_on(self, side: int, now_s: float) -> None:
         """Note that a neighbour is in a newer epoch: nothing can be summed in this one any more. The other neighbour
         gets the view of the newer one as this member does, and need not be notified before the next beat."""
         self.alive(side, now_s)
-        ear = self._neighbours[side]
-        ear.closing = True
+        neighbour = self._neighbours[side]
+        neighbour.closing = True
         if not self.over:
-            self.over = f"rank {ear.rank} of the ring is in a newer epoch"
+            self.over = f"rank {neighbour.rank} of the ring is in a newer epoch"
 
     def receive(self, side: int, beat: LinkBeat, now_s: float) -> None:
         """Take a beat of a neighbour in this epoch."""
         self.alive(side, now_s)
-        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
-        ear.here, ear.sent, ear.wants = True, beat.sent, beat.wants
+        clock_s, neighbour = self._clock_s(now_s), self._neighbours[side]
+        neighbour.here, neighbour.sent, neighbour.wants = True, beat.sent, beat.wants
         if beat.closing:
-            ear.closing = True
+            neighbour.closing = True
             knew_silent = any(self._links.values())
             self._note(beat.links)
             if not knew_silent and any(link.silent for link in beat.links):
                 self._take_stock(clock_s, self._timeout_s)
-            why = f"rank {ear.rank} of the ring gave up"
+            why = f"rank {neighbour.rank} of the ring gave up"
             self._stop(f"{why}: {beat.why}" if beat.why else why, beat.why)
 
     def end(self, side: int, now_s: float) -> None:
         """Note that a connection to this neighbour ended or was refused."""
-        clock_s, ear = self._clock_s(now_s), self._neighbours[side]
-        if ear.ended_s is None:
-            ear.ended_s = clock_s
-        self._stop(f"the connection to rank {ear.rank} of the ring is lost", "")
+        clock_s, neighbour = self._clock_s(now_s), self._neighbours[side]
+        if neighbour.ended_s is None:
+            neighbour.ended_s = clock_s
+        self._stop(f"the connection to rank {neighbour.rank} of the ring is lost", "")
 
     def give_up(self, why: str) -> None:
         """Give the epoch up for the reason ``why``, unless it is given up already."""
@@ -244,46 +244,50 @@ class LinkMonitor:
             self._find_stalled(traffic, clock_s)
 
     def _clock_s(self, now_s: float) -> float:
-        """The time without the gaps in which this process was stopped or starved: in those it could receive nobody."""
+        """The time without the gaps in which this process was stopped or starved: in those it could receive nothing."""
         gap_s = now_s - self._looked_s
         if gap_s > 2 * self._interval_s:
             self._absent_s += gap_s - self._interval_s
         self._looked_s = now_s
         return now_s - self._absent_s
 
-    def _patience_s(self, ear: _Neighbour, clock_s: float) -> float:
+    def _patience_s(self, neighbour: _Neighbour, clock_s: float) -> float:
         held = clock_s - self._began_s > 2 * self._timeout_s
-        return self._timeout_s * (SUSPECT if ear.rank in self._suspects and not held else 1.0)
+        return self._timeout_s * (SUSPECT if neighbour.rank in self._suspects and not held else 1.0)
 
     def _find_silent(self, clock_s: float) -> None:
         caller = None if self._neighbours[LEFT].rank in self._suspects else self._neighbours[LEFT]
-        asked = [ear for ear in self._neighbours if ear.connected or ear is not caller]
-        silent = [ear for ear in asked if ear.silent_s(clock_s) >= self._patience_s(ear, clock_s)]
+        asked = [neighbour for neighbour in self._neighbours if neighbour.connected or neighbour is not caller]
+        silent = [
+            neighbour for neighbour in asked if neighbour.silent_s(clock_s) >= self._patience_s(neighbour, clock_s)
+        ]
         if silent:
-            ear = silent[0]
-            what = "nothing" if ear.owed_s is None else "none of the bytes that it has sent"
-            patience_s = self._patience_s(ear, clock_s)
+            neighbour = silent[0]
+            what = "nothing" if neighbour.owed_s is None else "none of the bytes that it has sent"
+            patience_s = self._patience_s(neighbour, clock_s)
             self._take_stock(clock_s, patience_s)
-            self.give_up(f"rank {ear.rank} of the ring is silent: {what} came for {patience_s:g} s")
+            self.give_up(f"rank {neighbour.rank} of the ring is silent: {what} came for {patience_s:g} s")
 
     def _take_stock(self, clock_s: float, patience_s: float) -> None:
         """Note all links of this member that fell silent together with one that was found silent after ``patience_s``.
 
         Links that never stood in this epoch have all been waited for since it began. So where one of them was a suspect
         and had half of the time-out, half is enough for the others too."""
-        for ear in self._neighbours:
-            least_s = TOGETHER * (patience_s if ear.connected else min(patience_s, SUSPECT * self._timeout_s))
-            if ear.silent_s(clock_s) >= least_s:
-                self._note([Link(ear.rank, self._rank, silent=True)])
+        for neighbour in self._neighbours:
+            least_s = TOGETHER * (patience_s if neighbour.connected else min(patience_s, SUSPECT * self._timeout_s))
+            if neighbour.silent_s(clock_s) >= least_s:
+                self._note([Link(neighbour.rank, self._rank, silent=True)])
 
     def _find_late(self, clock_s: float) -> None:
         """Give up when a neighbour is not here after the time-out although nothing shows that it is silent. One that is
         connected and has been silent for long is waited for: it speaks, or is silent in a moment, which is more."""
-        late = [ear for ear in self._neighbours if not ear.here]
-        quiet = any(ear.connected and ear.silent_s(clock_s) >= TOGETHER * self._timeout_s for ear in late)
+        late = [neighbour for neighbour in self._neighbours if not neighbour.here]
+        quiet = any(
+            neighbour.connected and neighbour.silent_s(clock_s) >= TOGETHER * self._timeout_s for neighbour in late
+        )
         if late and not quiet and clock_s - self._began_s >= self._timeout_s:
-            self._note(Link(ear.rank, self._rank) for ear in late)
-            names = " and ".join(dict.fromkeys(str(ear.rank) for ear in late))
+            self._note(Link(neighbour.rank, self._rank) for neighbour in late)
+            names = " and ".join(dict.fromkeys(str(neighbour.rank) for neighbour in late))
             self.give_up(f"rank {names} of the ring did not come within {self._timeout_s:g} s")
 
     def _find_stalled(self, traffic: Traffic, clock_s: float) -> None:
@@ -296,15 +300,15 @@ class LinkMonitor:
         if traffic.offers and not right.wants:
             late.append(right)
         if late or stalled_s >= HOLD_ON * self._timeout_s:
-            self._note(Link(ear.rank, self._rank) for ear in late)
-            names = " and ".join(str(ear.rank) for ear in late)
+            self._note(Link(neighbour.rank, self._rank) for neighbour in late)
+            names = " and ".join(str(neighbour.rank) for neighbour in late)
             who = f"rank {names} of the ring does not take part" if late else "the ring stands still"
             self.give_up(f"{who}: no byte moved for {stalled_s:.3g} s")
 
     def _note_ended(self, clock_s: float) -> None:
-        for ear in self._neighbours:
-            if ear.ended_s is not None and not ear.closing and clock_s - ear.ended_s >= ENDED_GRACE_S:
-                self._note([Link(ear.rank, self._rank)])
+        for neighbour in self._neighbours:
+            if neighbour.ended_s is not None and not neighbour.closing and clock_s - neighbour.ended_s >= ENDED_GRACE_S:
+                self._note([Link(neighbour.rank, self._rank)])
 
     def _note(self, links: Iterable[Link]) -> None:
         for link in links:

@@ -341,7 +341,7 @@ class OpenReduction:
 
     def _reduce_check_vector(self, communicator: Communicator, buffers: Buffers) -> None:
         """Send what this member reports of the sums, when it has all of them. It waits for the others' training
-        threads, and whether these go on the control plane knows: silence is no error."""
+        threads. The control plane detects whether these still run: silence is no error."""
         if self._tally is None or self._check_vector or self._received < len(self._layout.buckets):
             return
         if self._request.overlapped and self._tail is None:

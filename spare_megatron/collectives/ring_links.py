@@ -120,7 +120,7 @@ class RingLinks:
                 if present is not None:
                     present.give_up(ENTERS)
                 self._begin(epoch, now_s)
-            changed = epoch.changed() or bool(epoch.over)  # one that was cut before has reported nobody yet
+            changed = epoch.changed() or bool(epoch.over)  # the monitor of one that was cut before is still to be asked
         if changed:
             epoch.tell()
 
@@ -201,8 +201,9 @@ class RingLinks:
             raise BackendError(epoch.over or "this rank leaves")
 
     def _begin(self, epoch: RingEpoch, now_s: float) -> None:
-        """Make ``epoch`` the present one, keep what connections it can use, and tell all that listen there. Not before:
-        a neighbour that receives that this member is here, and then an end, takes that for a loss."""
+        """Make ``epoch`` the present one, keep what connections it can use, and send beats on them. It must not
+        happen earlier: a neighbour that receives a beat of this member and then the end of the connection treats that
+        as a loss."""
         self._vacate()
         old, self._seat = self._seat, epoch.seat
         if old is not None and (old.after == epoch.seat.right or old.before == epoch.seat.left):
@@ -398,7 +399,7 @@ class RingLinks:
                 self._forget(line)
                 return
             line.received_s = now_s
-            if line.side == LEFT and not self._is_neighbours(line):  # of a neighbour's call the end is received
+            if line.side == LEFT and not self._is_neighbours(line):  # a neighbour ends its older call itself
                 for one in self._lines.older(line):
                     self._forget(one)
             self._send(line)
@@ -443,7 +444,7 @@ class RingLinks:
                 present.monitor.alive(line.side, now_s)
 
     def _greet(self, epoch: RingEpoch, now_s: float) -> None:
-        """Note which neighbours were received, and what they said of this epoch before this member was in it."""
+        """Note which neighbours have sent messages, and what these said of this epoch before this member was in it."""
         for side in (LEFT, RIGHT):
             pair = self._lines.pair(side, proven=False)
             if len(pair) == len(KINDS) and pair[DATA].received and pair[CONTROL].received:

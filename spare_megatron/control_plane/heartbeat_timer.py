@@ -36,8 +36,8 @@ class Pulse:
         self._changed = asyncio.Event()
 
     def wants(self, complete: bool) -> bool:
-        """Whether :meth:`news` would bring the next heartbeat forward. From any thread: whoever is notified no has its
-        news in a heartbeat that is still to be filled in."""
+        """Whether :meth:`news` would bring the next heartbeat forward. From any thread: where it returns False, the
+        news are in a heartbeat that is still to be filled in."""
         return complete > self._complete or (self._eager and not self._fresh)
 
     def news(self, complete: bool) -> None:

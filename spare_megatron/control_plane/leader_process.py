@@ -279,7 +279,7 @@ class NoTraining:
         """Nobody waits for orders here: the ranks apply them themselves."""
 
     def answer_save(self, step: int, directory: str) -> None:
-        """The rank that asked is notified by the order itself."""
+        """The order itself answers the rank that asked."""
 
 
 async def _lead(setup: RankSetup) -> None:

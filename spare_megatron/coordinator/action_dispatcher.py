@@ -1,7 +1,7 @@
 """Sends the machine's actions as orders on the groups' streams.
 
-Before a view a group is notified where the ranks of the next group in its ring listen, and where the donors of its
-offer serve it, if it has not been notified yet on this stream. So a death brings addresses to one group, an arrival to
+Before a view a group receives the addresses of the next group in its ring, and of the donors of its offer, unless it
+has received them on this stream already. So a death brings addresses to one group, an arrival to
 one, and to all others nothing.
 """
 

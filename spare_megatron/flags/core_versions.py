@@ -2,7 +2,7 @@
 
 ``core_tables/`` has the fields of megatron-core's dataclasses, one file for each minor version, as
 ``megatron_adapter.flag_sources`` finds them there. Flags are made of all of them, so that a flag of a newer
-megatron-core is known everywhere, and a job with an older one is notified which version it needs. Imports neither torch
+megatron-core is known everywhere, and a job with an older one can report which version it needs. Imports neither torch
 nor megatron: the installed version is read from its package's metadata.
 """
 

@@ -79,7 +79,8 @@ class CatchUp:
         sent back.
 
         An offer whose next result cannot be had leaves the state that the group holds as it is. Where that is t*, the
-        coordinator may have made the group a member because of it, before it received that the offer was given up.
+        coordinator may have made the group a member because of it, before it received the report that the offer was
+        given up.
 
         Raises:
             LeaveError: the job is over for this group.
@@ -172,7 +173,8 @@ class CatchUp:
         except FetchOverError:
             return None
         except GoneError as error:
-            # A donor may receive sooner than this rank that the offer has ended, or has made its group a member.
+            # A donor may receive the end of the offer, or the record that made its group a member, before this rank
+            # does.
             if not self._wait_until(over):
                 self.session.void(offer.number, str(error))
         except FetchError as error:

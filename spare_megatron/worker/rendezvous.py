@@ -81,9 +81,9 @@ def _store_of(place: Place, token: str) -> Identity:
 def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> str:
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:
-        reported = glance(path)
-        if reported is not None and reported["incarnation"] == place.incarnation:
-            return str(reported["address"])
+        record = glance(path)
+        if record is not None and record["incarnation"] == place.incarnation:
+            return str(record["address"])
         time.sleep(POLL_S)
     raise ConfigError(
         f"position 0 of {place.home} did not appear in {path.parent} within {timeout_s:g} s; "

@@ -40,7 +40,7 @@ class SaveMail:
         self._position, self._size = position, size
 
     def written(self, number: int, what: Written) -> None:
-        """Tell position 0 how this rank's part of save ``number`` went."""
+        """Send position 0 how this rank's part of save ``number`` went."""
         words = json.dumps([what.failure, {name: dict(entry) for name, entry in what.files.items()}]).encode()
         self._store.set(f"save/written/{number}/{self._position}", b"%d %s%s" % (len(words), words, what.report))
 
@@ -56,13 +56,13 @@ class SaveMail:
         return reported
 
     def end(self, number: int, failure: str) -> None:
-        """For position 0: tell the ranks that the checkpoint is published, or by ``failure`` why it is not."""
+        """For position 0: send the ranks that the checkpoint is published, or by ``failure`` why it is not."""
         self._store.set(f"save/ended/{number}", (failure or "-").encode())
 
     def ended(self, number: int) -> str:
         """Wait for position 0's message: why save ``number`` failed; empty if it did not."""
-        reported = self._store.get(f"save/ended/{number}").decode()
-        return "" if reported == "-" else reported
+        outcome = self._store.get(f"save/ended/{number}").decode()
+        return "" if outcome == "-" else outcome
 
 
 def _read(words: bytes) -> Written:

@@ -1,8 +1,8 @@
 """Reads what earlier job attempts decided about themselves, for the ranks of the next job attempt and for checkpoints.
 
 The coordinator writes each job attempt's choice into the run directory (:mod:`spare_megatron.coordinator.job_tuning`).
-Redundancy is read only from lives before a rank's own, which do not change any more, so all ranks of a job attempt read
-the same.
+Redundancy is read only from job attempts before a rank's own, which do not change any more, so all ranks of a job
+attempt read the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Writes a checkpoint of one group, which counts for the whole job once the coordinator has accepted it.
 
 The training thread of every rank *takes* its share (a copy in memory, collective in the group). A second thread writes
-the share and tells position 0, whose thread completes the checkpoint, lists its files in the manifest, asks the
-coordinator whether it counts, and gives it its final name. Training waits only for the copy; with ``asynchronous``
+the share and sends position 0 a message, whose thread completes the checkpoint, lists its files in the manifest, asks
+the coordinator whether it counts, and gives it its final name. Training waits only for the copy; with ``asynchronous``
 False also for the files, and at the end of a run for everything. (The coordinator accepts the checkpoint of step t with
 the commit of t + 1, so no step may wait for that.)
 
@@ -12,8 +12,9 @@ when the next one succeeds, and the next interval tries again. One save is in fl
 A disk that takes nothing for :attr:`GroupSaver.hung_s` is no sign of life any more: the training thread, which waits
 for the last save, then stands still for the failure detector, and the next group saves.
 
-Once the coordinator has been asked, only it knows whether the checkpoint counts: its word may come too late for a group
-that is fenced, or that receives first that the job is over. So such a checkpoint is not removed by its writer.
+Once the coordinator has been asked, only it knows whether the checkpoint counts: its answer may come too late for a
+group that is fenced, or that receives first the message that the job is over. So such a checkpoint is not removed by
+its writer.
 
 May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: a directory with
 Megatron's name for a checkpoint is complete and was accepted by the coordinator.

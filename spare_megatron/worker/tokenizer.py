@@ -22,14 +22,14 @@ def padded_vocabulary(vocab_size: int, args: Namespace) -> int:
     tensor = args.tensor_model_parallel_size
     if args.padded_vocab_size is None:
         return padded(vocab_size + args.vocab_extra_ids, args.make_vocab_size_divisible_by, tensor)
-    reported = int(args.padded_vocab_size)
+    requested = int(args.padded_vocab_size)
     usual = padded(vocab_size, args.make_vocab_size_divisible_by, tensor)
-    if reported < vocab_size or reported % tensor:
+    if requested < vocab_size or requested % tensor:
         raise ConfigError(
-            f"--padded-vocab-size {reported} must be at least the tokenizer's {vocab_size} ids and divisible by "
+            f"--padded-vocab-size {requested} must be at least the tokenizer's {vocab_size} ids and divisible by "
             f"--tensor-model-parallel-size {tensor}; use --padded-vocab-size {usual}"
         )
-    return reported
+    return requested
 
 
 def build_tokenizer(args: Namespace) -> Any:

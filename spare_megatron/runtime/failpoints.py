@@ -66,6 +66,7 @@ PLACES = {
     "report.runs_out": "a leader writes that half of its group's tickets are begun, or all issued",
     "report.gave_back": "a leader writes which pieces its group gives back",
     "report.hosts": "a leader writes that its group has opened an adopted shard, or cannot",
+    "report.have": "a rank or a leader writes that it has the state of a shard, or cannot have it",
     "report.opened": "a rank writes to its leader that it has opened an adopted shard, or cannot",
     "report.saved": "a leader asks the coordinator whether a complete checkpoint counts",
     "report.step_report": "a leader or a rank writes the figures of a step",

@@ -103,7 +103,7 @@ class UserCode(Protocol):
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _CheckedJob:
     """A job of which everything that needs no other rank has been checked."""
 
     job: JobArguments
@@ -121,10 +121,10 @@ class _Checked:
 
 
 @dataclass(frozen=True)
-class _Loaded:
+class _LoadedJob:
     """The job in its group's world, with the model as the checkpoint has it."""
 
-    checked: _Checked
+    checked: _CheckedJob
     store: GroupStore
     world: GroupWorld
     replica: Replica
@@ -132,10 +132,10 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Built:
+class _BuiltJob:
     """The job with its data and its engine, which could compute a piece."""
 
-    loaded: _Loaded
+    loaded: _LoadedJob
     datasets: Datasets
     loaders: JobLoaders
     engine: MegatronEngine
@@ -148,7 +148,7 @@ def run_megatron_job(job: JobArguments, args: Namespace, user: UserCode) -> Exit
     return _train(_build(_load(_check(job, args), user), user))
 
 
-def _check(job: JobArguments, args: Namespace) -> _Checked:
+def _check(job: JobArguments, args: Namespace) -> _CheckedJob:
     """Check what needs no other rank, and set this process up for the job."""
     place, times = job.place, StartTimes()
     if place.run_dir is None:
@@ -173,10 +173,10 @@ def _check(job: JobArguments, args: Namespace) -> _Checked:
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
-    return _Checked(job, args, settings, placement, files, injector, times)
+    return _CheckedJob(job, args, settings, placement, files, injector, times)
 
 
-def _load(checked: _Checked, user: UserCode) -> _Loaded:
+def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
     """Form the group's world, build the model and load the checkpoint. Collective in the group."""
     job, settings, times = checked.job, checked.settings, checked.times
     place = job.place
@@ -204,10 +204,10 @@ def _load(checked: _Checked, user: UserCode) -> _Loaded:
     times.done("model")
     start = load_start(job, replica)
     times.done("checkpoint")
-    return _Loaded(checked, store, world, replica, start)
+    return _LoadedJob(checked, store, world, replica, start)
 
 
-def _build(loaded: _Loaded, user: UserCode) -> _Built:
+def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
     """Make the data sets, their loaders and the engine; the first rank says what the job is like."""
     checked, world, start = loaded.checked, loaded.world, loaded.start
     job, args, place = checked.job, checked.args, checked.job.place
@@ -244,10 +244,10 @@ def _build(loaded: _Loaded, user: UserCode) -> _Built:
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
-    return _Built(loaded, datasets, loaders, engine)
+    return _BuiltJob(loaded, datasets, loaders, engine)
 
 
-def _train(built: _Built) -> ExitCode:
+def _train(built: _BuiltJob) -> ExitCode:
     """Wait for a place where this rank has none, join the job, and train to its end."""
     loaded, loaders, engine = built.loaded, built.loaders, built.engine
     checked, start = loaded.checked, loaded.start
@@ -295,7 +295,7 @@ def _train(built: _Built) -> ExitCode:
         loaders.close()
 
 
-def _announce(checked: _Checked) -> None:
+def _announce(checked: _CheckedJob) -> None:
     """Log what the user should know of the job, and note its start in the progress file."""
     job = checked.job
     for sentence in (checked.placement.reason, *job.notes, *looked_at(checked.files)):

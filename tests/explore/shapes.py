@@ -16,7 +16,7 @@ PLAIN = {
     "three groups, any fault": Shape(3, 3, steps=1, faults=1, kinds=ANY, formed=True),
     "three groups, each shard on two, one step, any fault": Shape(3, 2, steps=1, faults=1, kinds=ANY),
     "two groups, a group lost and back, a save after each step": Shape(
-        steps=3, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
+        steps=2, faults=2, kinds=frozenset({"kill", "return"}), save_every=1, formed=True
     ),
     "three groups, each shard on two, a learner called as the last resort": Shape(
         3, 2, steps=1, faults=3, kinds=frozenset({"kill", "return"}), each=(("kill", 2), ("return", 1)), formed=True

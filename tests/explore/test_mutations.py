@@ -163,12 +163,14 @@ def test_a_vote_of_an_older_epoch_that_counts(monkeypatch: Patch) -> None:
         result = replace(event.result, epoch=max(event.result.epoch, state.epoch))
         return real(state, replace(event, result=result) if result.ok else event)
 
-    monkeypatch.setattr(voting, "vote", vote)
+    monkeypatch.setitem(machine._RULES, m.Vote, vote)
     finds(Shape(faults=1, kinds=frozenset({"fail"}), formed=True), "a vote of an older epoch changes the state")
 
 
 def test_a_save_that_counts_before_its_weights_are_compared(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ending, "saved", lambda state, event: transition.decide(*transition.counted(state, event)))
+    monkeypatch.setitem(
+        machine._RULES, m.Saved, lambda state, event: transition.decide(*transition.counted(state, event))
+    )
     finds(Shape(faults=0, save_every=1), "counts before its weights were compared")
 
 
@@ -189,7 +191,7 @@ def test_an_offer_that_is_made_where_no_donor_need_learn_of_it(monkeypatch: Patc
         views = [action for action in decision.actions if isinstance(action, m.SendView)]
         return after, replace(decision, actions=[one for one in views if one.view.group == event.group])
 
-    monkeypatch.setattr(learning, "ready", ready)
+    monkeypatch.setitem(machine._RULES, m.Ready, ready)
     finds(BACK, "is made or kept where its donors need not learn of it")
 
 
@@ -202,7 +204,7 @@ def test_an_offer_whose_donors_learn_of_it_after_the_next_step(monkeypatch: Patc
         reported = [replace(one, serves=()) if isinstance(one, m.SendCommit) else one for one in decision.actions]
         return after, replace(decision, actions=reported)
 
-    monkeypatch.setattr(voting, "vote", vote)
+    monkeypatch.setitem(machine._RULES, m.Vote, vote)
     finds(BACK, "is made or kept where its donors need not learn of it")
 
 

@@ -146,8 +146,12 @@ class OptimizerShards:
                 for kind, values in sorted(one.part.optimizer.state.get(one.main, {}).items()):
                     if kind == "step":
                         continue
-                    assert values.numel() == one.main.numel(), f"{kind} of {one.place} has {values.numel()} elements"
-                    yield ShardTensor(shard, one.place, kind, _flat(values)[start:stop])
+                    flat = _flat(values)
+                    if values.numel() == one.main.numel():
+                        flat = flat[start:stop]
+                    else:  # of a matrix that is updated as a whole, such as SOAP's sums of products of its rows
+                        assert not one.cuts, f"{kind} of {one.place} has {values.numel()} elements"
+                    yield ShardTensor(shard, one.place, kind, flat)
 
     def digests(self, shards: Sequence[int]) -> list[int]:
         """64 bits for each of some shards, as :func:`kernels.digest`: equal state has equal digests on every machine.

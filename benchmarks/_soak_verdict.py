@@ -76,7 +76,7 @@ def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
 def _job_attempts(soak: Soak) -> Iterator[str]:
     summary: dict[str, Any] = json.loads((soak.run_dir / "summary.json").read_text())
     if summary["lives"] != 1:
-        yield f"the job had {summary['lives']} lives: a wipe-out, although unhurt groups hosted all shards"
+        yield f"the job had {summary['lives']} attempts: a wipe-out, although unhurt groups hosted all shards"
     if summary["outcome"] != "left":
         yield f"the job ended as {summary['outcome']}: {summary['reason']}"
 

@@ -313,8 +313,7 @@ class Leader:
         for position, orders in self._ranks.items():
             orders.put_nowait(_of_position(order, position))
 
-    # -------------------------------------------------------------------------------------- what the ranks have
-    # reported
+    # ---------------------------------------------------------------------------------------------- reports of ranks
 
     def _receive(self, position: int, report: RankReport) -> None:
         """Take one rank's report; the group's is sent to the coordinator once this one decides it."""

@@ -141,9 +141,8 @@ class Coordinator:
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
         self._resumed = False
-        if (
-            self._accepted and self._unopened
-        ):  # all of the job attempt before may have died between the record and the files
+        # All of the job attempt before may have died between the record and the files.
+        if self._accepted and self._unopened:
             self._publish_accepted()
 
     def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
@@ -165,8 +164,7 @@ class Coordinator:
         self._records.recall(memo["records"])
         self._tuning.recall(memo["tuning"])
 
-    # --------------------------------------------------------------------------------------------------------- job
-    # attempt
+    # -------------------------------------------------------------------------------------------------- job attempt
 
     async def run(self) -> ExitCode:
         """Serve until the job is over; the exit code says how it ended."""

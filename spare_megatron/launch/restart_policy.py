@@ -105,7 +105,7 @@ def needs_checkpoint(code: ExitCode) -> bool:
 
 
 def is_failure(code: ExitCode) -> bool:
-    """Whether ``code`` says neither that the job is finished nor how it goes on, so that the user is notified why it
+    """Whether ``code`` says neither that the job is finished nor how it goes on, so that the user sees why it
     failed.
 
     That includes codes that are used only inside a job, as that of a coordinator whose disk failed too often."""

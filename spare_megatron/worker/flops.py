@@ -82,9 +82,14 @@ def layer_counts(args: Namespace, predicting: bool = True) -> LayerCounts:
     return LayerCounts(len(experts), len(experts) - sum(experts), sum(experts))
 
 
+def feed_forward_products(args: Namespace) -> int:
+    """Matrix products of a feed-forward part; a gated activation has two inputs."""
+    return 3 if args.swiglu or args.quick_geglu else 2
+
+
 def feed_forward_size(args: Namespace) -> float:
     """Multiply-adds of one token in the feed-forward parts of all layers."""
-    products = 3 if args.swiglu or args.quick_geglu else 2
+    products = feed_forward_products(args)
     counts = layer_counts(args)
     sparse = counts.sparse
     dense = float(counts.dense * args.hidden_size * args.ffn_hidden_size * products)

@@ -1,4 +1,4 @@
-"""The training loop of one rank: wait for the first view, train step by step, save at boundaries, leave when reported.
+"""The training loop of one rank: wait for the first view, train step by step, save at boundaries, leave when asked.
 
 Everything that a group does together at a step boundary follows from the commit, which all its ranks share (the step,
 the members of the epoch in which it was committed, what is to be saved), never from what one rank happens to know.

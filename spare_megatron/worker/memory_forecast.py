@@ -19,7 +19,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GRADIENT_BYTES
 from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
-from spare_megatron.worker.flops import layer_counts
+from spare_megatron.worker.flops import feed_forward_products, layer_counts
 from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, share_of_largest_stage
 
 GPUS = {"A100, H100": 80e9, "H200": 141e9, "B200": 180e9}
@@ -33,6 +33,7 @@ def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, f
     half, widths = bool(ns.bf16 or ns.fp16), GRADIENT_BYTES[ns.spare_reduce]
     values = optimizer_values(ns, shape.tensor) + (1 if half else 0)  # where the model's weights are fp32, no others
     on_host = ns.optimizer_offload_fraction if ns.optimizer_cpu_offload else 0.0
+    copies = (ns.spare_state_redundancy or shape.num_groups) / shape.num_groups
     items = dict.fromkeys(("weights", "sums of gradients", "reduced gradients", "optimizer"), 0.0)
     for part in rank_parameters(ns, shape, vocabulary):
         items["weights"] += (HALF_BYTES if half else MAIN_BYTES) * part.parameters
@@ -40,7 +41,9 @@ def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, f
         if part.sharing > 1:
             items["sums of gradients"] += widths.accumulator * part.parameters / part.sharing
         items["reduced gradients"] += part.result_bytes(ns.spare_reduce)
-        items["optimizer"] += MAIN_BYTES * values * part.parameters / part.sharing * (1 - on_host)
+        items["optimizer"] += MAIN_BYTES * values * part.parameters / part.sharing * copies * (1 - on_host)
+    if copies < 1:  # as they are sent, and as they come
+        items["gathered weights"] = 2 * items["weights"]
     return {**items, "activations": activation_bytes(ns, shape, vocabulary)}
 
 
@@ -51,11 +54,10 @@ def activation_bytes(ns: Namespace, shape: JobShape, vocabulary: int) -> float:
     virtual = ns.virtual_pipeline_model_parallel_size or 1
     interleaved = 1 + (shape.pipeline - 1) / (shape.pipeline * virtual) if virtual > 1 else 1.0
     in_flight = min(shape.pipeline, shape.pieces * shape.piece_microbatches) * interleaved
-    whole = layers * in_flight * tokens * 2 * ns.hidden_size / (shape.tensor if ns.sequence_parallel else 1)
-    if ns.recompute_granularity == "full":
-        kept = whole + _of_layer(ns, shape.tensor) * tokens  # inputs, and the one layer that is computed again
-    else:
-        kept = layers * in_flight * tokens * _of_layer(ns, shape.tensor)
+    layer, kept = _of_layer(ns, shape.tensor), 0.0
+    if ns.recompute_granularity == "full":  # inputs, and the one layer that is computed again
+        kept, layer = layer, 2.0 * ns.hidden_size / (shape.tensor if ns.sequence_parallel else 1)
+    kept = tokens * (kept + layers * in_flight * layer)
     if shape.pipeline == 1:
         kept += tokens * vocabulary * LOGIT_BYTES / shape.tensor
     return float(kept)
@@ -65,14 +67,14 @@ def _of_layer(ns: Namespace, tensor: int) -> float:
     """Bytes of one token in the mean layer."""
     hidden, counts = ns.hidden_size, layer_counts(ns, predicting=False)
     masks = 2 * hidden if ns.hidden_dropout else 0
-    whole = 4 * hidden + 4 * hidden + masks  # norms and the inputs of both parts
+    whole = 8 * hidden + masks  # norms and the inputs of both parts
     groups = ns.num_query_groups if ns.group_query_attention else ns.num_attention_heads
     width = ns.kv_channels or hidden // ns.num_attention_heads
     divided = 2.0 * width * (2 * ns.num_attention_heads + 2 * groups)
-    gated = 3 if ns.swiglu or ns.quick_geglu else 2
-    dense = 2.0 * gated * (ns.ffn_hidden_size or 0)
+    products = feed_forward_products(ns)
+    dense = 2.0 * products * (ns.ffn_hidden_size or 0)
     experts = (ns.moe_ffn_hidden_size or 0) * (ns.moe_router_topk or 0) + (ns.moe_shared_expert_intermediate_size or 0)
-    sparse = 2.0 * (gated * experts + hidden * (ns.moe_router_topk or 0))
+    sparse = 2.0 * (products * experts + hidden * (ns.moe_router_topk or 0))
     parts = max(1, counts.dense + counts.sparse)
     divided += (counts.dense * dense + counts.sparse * sparse) / parts
     return float(whole / (tensor if ns.sequence_parallel else 1) + divided / tensor)

@@ -16,7 +16,7 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.hybrid_pattern import pattern_of
 from spare_megatron.flags.optimizer_flags import splits
 from spare_megatron.planning.return_memory import RankParameters, return_memory
-from spare_megatron.worker.flops import layer_counts
+from spare_megatron.worker.flops import feed_forward_products, layer_counts
 
 
 def attention_parameters(ns: Namespace) -> float:
@@ -52,7 +52,7 @@ def gated_parameters(ns: Namespace) -> float:
 def rank_parameters(ns: Namespace, shape: JobShape, vocabulary: int) -> tuple[RankParameters, RankParameters]:
     """(dense, of experts) of the rank with the most parameters. ``ns`` has resolved flags."""
     tensor, stages, hidden = shape.tensor, shape.pipeline, ns.hidden_size
-    products = 3 if ns.swiglu or ns.quick_geglu else 2
+    products = feed_forward_products(ns)
     table, counts = vocabulary * hidden, layer_counts(ns, predicting=False)
     sparse = counts.sparse
     first = table / tensor
@@ -94,12 +94,12 @@ def optimizer_values(ns: Namespace, tensor: int) -> float:
     of one layer: two moments, and two squares for each side of a matrix."""
     if ns.optimizer != "soap":
         return {"ademamix": 3, "sgd": int(ns.sgd_momentum > 0)}.get(ns.optimizer, 2)  # of Muon and Lion at most 2
-    hidden, doubled = ns.hidden_size, 2 if ns.swiglu or ns.quick_geglu else 1
+    hidden, inputs = ns.hidden_size, feed_forward_products(ns) - 1
     groups = ns.num_query_groups if ns.group_query_attention else ns.num_attention_heads
     heads = ns.num_attention_heads * ns.kv_channels / tensor
     inner = (ns.ffn_hidden_size if ns.num_experts is None else ns.moe_ffn_hidden_size) / tensor
     sides = [(heads + 2 * groups * ns.kv_channels / tensor, hidden), (hidden, heads)]
-    sides += [(doubled * inner, hidden), (hidden, inner)]
+    sides += [(inputs * inner, hidden), (hidden, inner)]
     squares = sum(rows**2 + columns**2 for rows, columns in sides)
     return float(2 + 2 * squares / sum(rows * columns for rows, columns in sides))
 

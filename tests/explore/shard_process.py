@@ -36,8 +36,7 @@ class ShardProcesses(Processes):
         """What its view says of it as a host."""
         return [host for host in p.known.state_hosts if host.member == (p.group, p.incarnation)]
 
-    # ------------------------------------------------------------------------------------------------- what it is
-    # notified
+    # ---------------------------------------------------------------------------------------------- what it receives
 
     def receive(self, p: Process) -> Process | None:
         """The process receives its next message. Of a view, a new host reports what it has."""

@@ -47,7 +47,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--coordinator-timeout-s", type=float, default=0.0)
     parser.add_argument("--latency", default="", help="file for the times of reduced and commit of each step")
     parser.add_argument("--identity", default="same")
-    parser.add_argument("--save", default="", help="directory of pretended checkpoints; lives above 1 start from there")
+    parser.add_argument(
+        "--save", default="", help="directory of pretended checkpoints; attempts above 1 start from there"
+    )
     parser.add_argument("--save-interval", type=int, default=0)
     parser.add_argument("--tls-dir", default="")
     parser.add_argument("--address", default="", help="where this rank reports that it listens for its replica ring")

@@ -23,6 +23,7 @@ OF_ACTIVATIONS = {
     "virtual_pipeline_model_parallel_size": None,
     "moe_router_topk": 8,
     "optimizer_cpu_offload": False,
+    "spare_state_redundancy": None,
     "optimizer_offload_fraction": 1.0,
 }
 
@@ -64,6 +65,13 @@ def test_the_other_items_are_those_of_the_planner(mode: str, tensor: int) -> Non
     names = {"weights": "weights", "accumulator": "sums of gradients", "reduced_result": "reduced gradients"}
     for part, item in {**names, "optimizer": "optimizer"}.items():
         assert items[item] == pytest.approx(parts[part] * GIB)
+
+
+def test_fewer_copies_of_the_optimizers_state_take_memory_for_a_gather() -> None:
+    all_of_it, half = (memory_items(model(LLAMA, spare_state_redundancy=r), shape(), 32_000) for r in (4, 2))
+    assert half["optimizer"] == pytest.approx(all_of_it["optimizer"] / 2)
+    assert half["gathered weights"] == 2 * half["weights"]
+    assert all_of_it == memory_items(model(LLAMA), shape(), 32_000)
 
 
 def test_what_a_flag_saves_is_the_difference_it_makes() -> None:

@@ -65,6 +65,7 @@ class Rearrangement:
         return np.concatenate([found, np.full(len(ids) - len(found), self.tokens["pad"], dtype=np.int64)])
 
     def document(self, ids: np.ndarray, draws: np.random.Generator) -> np.ndarray:
+        """One document, or the piece of one that a sample has, of whatever length it has then."""
         fragments = [ids] if self.split is None else _divided(ids, self.split)
         if len(fragments) == 1:
             return self._rearranged(ids, self.rate, draws)

@@ -87,6 +87,15 @@ def measurements() -> Iterator[Claim]:
         "In all they are {}, {} and {} steps a second",
         tuple(kept("steps_per_s", system=system) for system in systems),
     )
+    full, all_samples = (kept(key, system="torchft").value for key in ("ratio", "samples_ratio"))
+    yield Claim(
+        MEASURED,
+        "torchft's steps have {} of the samples. Without kills they were {}, {} and {}:",
+        (
+            kept.of(all_samples / full, "samples of a step"),
+            *(kept("calm_steps_per_s", system=system) for system in systems),
+        ),
+    )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))
     yield Claim(

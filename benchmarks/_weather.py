@@ -61,7 +61,7 @@ int clock_gettime(clockid_t which, struct timespec *reported) {
   int failed = real(which, reported);
   if (which == CLOCK_REALTIME && !failed) {
     if (of != getpid()) open_offset();
-    if (offset) told->tv_sec += (time_t)*offset;
+    if (offset) reported->tv_sec += (time_t)*offset;
   }
   return failed;
 }
@@ -109,9 +109,7 @@ class Weather:
         for name in ("nft", "cc", "unshare", "ip"):
             if shutil.which(name) is None:
                 raise OSError(f"the weather needs the program {name}")
-        source = self.folder / "clock.c"
-        source.write_text(CLOCK_SOURCE)
-        _run("cc", "-O2", "-shared", "-fPIC", "-o", str(self.folder / "clock.so"), str(source), "-ldl")
+        build_clock(self.folder)
         _run("ip", "netns", "add", self._name)
         self._inside("ip", "link", "set", "lo", "up")
         self._inside("nft", "add", "table", "inet", "weather")
@@ -278,6 +276,14 @@ def _ports(pid: int) -> Iterator[int]:
             where = os.readlink(entry)
             if where in listening:
                 yield listening[where]
+
+
+def build_clock(folder: Path) -> Path:
+    """The library that has a process's wall clock jump, built in ``folder``; raises OSError where that fails."""
+    source, library = folder / "clock.c", folder / "clock.so"
+    source.write_text(CLOCK_SOURCE)
+    _run("cc", "-O2", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl")
+    return library
 
 
 def _run(*words: str) -> str:

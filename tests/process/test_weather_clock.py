@@ -26,16 +26,17 @@ def test_only_the_wall_clock_of_one_process_jumps(tmp_path: Path) -> None:
     clocks = tmp_path / "clocks"
     clocks.mkdir()
     environment = {"SPARE_CLOCKS": str(clocks), "LD_PRELOAD": str(build_clock(tmp_path))}
-    child = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", CODE], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None and child.stdout is not None
-    wall, steady = map(float, child.stdout.readline().split())
-    (clocks / str(child.pid)).write_bytes(struct.pack("d", 86400.0))
-    child.stdin.write("\n")
-    child.stdin.flush()
-    later_wall, later_steady = map(float, child.stdout.readline().split())
-    assert child.wait(10) == 0
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        wall, steady = map(float, child.stdout.readline().split())
+        (clocks / str(child.pid)).write_bytes(struct.pack("d", 86400.0))
+        child.stdin.write("\n")
+        child.stdin.flush()
+        later_wall, later_steady = map(float, child.stdout.readline().split())
+    assert child.returncode == 0
     passed = later_steady - steady
     assert 0 <= passed < 60
     assert later_wall - wall == pytest.approx(86400.0 + passed, abs=1.0)

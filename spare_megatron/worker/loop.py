@@ -106,6 +106,8 @@ class TrainingLoop:
         self.donor.before_apply(self.session.orders.view, committed)
         began_s = time.monotonic()
         report: Mapping[str, Any] = self.engine.apply(committed.step, committed.tensors, committed.scalars)
+        if self.runner.shards is not None:
+            self.runner.shards.settle(committed.step)  # the closing evaluation applies nothing, and may be saved
         self.parts.note("commit", began_s, time.monotonic())
         self.session.report_step(committed.step, {**report, **self._save_cost})
         self._save_cost = {}

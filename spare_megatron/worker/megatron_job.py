@@ -265,7 +265,10 @@ def _train(built: _BuiltJob) -> ExitCode:
     if start.step and not job.place.restarts:
         carrying.restore(start.rank_state)
     hooks, end_hooks = hooks_of(job, loaded.replica)
-    gather = ShardGather(engine.shards, start.step, checked.injector.fire) if job.divides_state else None
+    gather = None
+    if job.divides_state:
+        saves = job.checkpoint.save is not None and not job.checkpoint.no_save_optim
+        gather = ShardGather(engine.shards, start.step, checked.injector.fire, saves=saves)
     gathering = carrying if gather is None else GatheringEngine(carrying, gather)
     reporting = ReportingEngine(gathering, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, built.datasets, start)
@@ -288,7 +291,7 @@ def _train(built: _BuiltJob) -> ExitCode:
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
     try:
-        saver = _saver(job, args, engine, carrying, start, loaded.store)
+        saver = _saver(job, args, engine, carrying, start, loaded.store, gather)
         return train_rank(rank, evaluating, saver, checked.injector, loaders.open)
     finally:
         end_hooks()
@@ -452,6 +455,7 @@ def _saver(
     carrying: CarryingEngine,
     start: Start,
     store: GroupStore,
+    gather: ShardGather | None,
 ) -> GroupSaver | None:
     config, place = job.checkpoint, job.place
     if config.save is None:
@@ -470,6 +474,9 @@ def _saver(
             args=flags,
             rank_state=kept,
             state_shards=engine.shards.number,
+            whole=engine.shards.whole(gather.state_to_save())
+            if gather is not None and not config.no_save_optim
+            else None,
             copied=copied,
         )
 

@@ -12,6 +12,10 @@ a gather after that step. What a gather reads stays as it is until the next comm
 that needs the gather. A thread of its own takes part in gathers: a rank that has everything computes meanwhile, so no
 rank waits in a pipeline for one that waits for it in a gather.
 
+Where the commit of a step orders a save, or ends the run of a job that saves, the state of all shards follows the
+parameters in that gather, one shard after the other. The group that saves keeps it, in host memory, until it has taken
+its share of the checkpoint; the others have one shard of it at a time.
+
 Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before the state
 of all new hosts is there. Nobody is blamed for a gather that its epoch has ended; one that fails by itself is a failed
 vote.
@@ -71,9 +75,12 @@ class Sums(Protocol):
 class ShardGather:
     """The thread. ``look`` is for the control thread, all other methods are for the training thread."""
 
-    def __init__(self, shards: Shards, first_step: int, inject: Callable[[str, int, int], None]) -> None:
-        """``inject(point, step, n)`` is called where a fault can be injected."""
-        self._shards, self._inject = shards, inject
+    def __init__(
+        self, shards: Shards, first_step: int, inject: Callable[[str, int, int], None], *, saves: bool
+    ) -> None:
+        """``inject(point, step, n)`` is called where a fault can be injected; ``saves``: the checkpoints of this job
+        have the optimizer's state."""
+        self._shards, self._inject, self._saves = shards, inject, saves
         self._changed = threading.Condition()
         self._view: View | None = None
         """Of the newest epoch, as it began."""
@@ -85,6 +92,12 @@ class ShardGather:
         """(epoch, step) of the newest one that was complete, has failed, or cannot be made."""
         self._failure: ReduceOutcome | None = None
         """How the gather of :attr:`_ended` failed."""
+        self._ordered: int | None = None
+        """The step whose commit ordered a save, or ended the run: all state follows its parameters."""
+        self._saver = -1
+        """The lowest group of the epoch in which this rank has reduced last, which saves what that commits."""
+        self._saved: tuple[int, dict[int, torch.Tensor]] = (-1, {})
+        """A step, and the state of all shards after it."""
         self._received: dict[int, torch.Tensor] = {}
         """State of shards that the group is to keep, after the step of :attr:`_done`."""
         self._turn = threading.Lock()
@@ -118,6 +131,7 @@ class ShardGather:
         it is to keep. Raises LeaveError where the job is over before."""
         with self._changed:
             self._applied = step
+            self._note_save(step)
             self._changed.notify_all()
             if self._whole < step or not self._done[0]:
                 self._session.progress("reduce", step, 0)
@@ -127,11 +141,36 @@ class ShardGather:
                 self._wait()
         self._install()
 
+    def _note_save(self, step: int) -> None:
+        """Note whether the commit of ``step`` has ordered a save. All members find the same: it is in the commit, and
+        in all views until the next one, for which this rank has to vote."""
+        view = self._session.orders.view
+        if view.committed[0] != step or self._ordered == step:
+            return
+        self._saved = (-1, {})
+        if self._saves and (view.save or view.leave):
+            self._ordered = step
+
+    def state_to_save(self) -> dict[int, torch.Tensor]:
+        """The state of each shard after the step that was applied last, as :meth:`Shards.state` has it; once, on the
+        group that saves it. Raises LeaveError where the job is over before it is here."""
+        with self._changed:
+            while self._saved[0] != self._applied:
+                if self._session.orders.over:
+                    raise LeaveError(self._session.orders)
+                self._session.progress("reduce", self._applied, 0)
+                self._wait()
+            (_, state), self._saved = self._saved, (-1, {})
+        return state
+
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Reduce in ``epoch`` behind its gather; fails as that did."""
         failed = self._wait_for(epoch, stale)
         if failed is not None:
             return failed
+        with self._changed:
+            if self._view is not None and self._view.epoch == epoch:
+                self._saver = min(self._view.live_groups)
         with self._turn:
             return self._sums.reduce(epoch, request, stale)
 
@@ -204,8 +243,8 @@ class ShardGather:
         return view, self._applied
 
     def _gather(self, view: View, step: int, first: bool) -> None:
-        """Take part in the gather of the parameters after ``step`` and, if it is the ``first`` one of its epoch, of the
-        state of shards with new hosts."""
+        """Take part in the gather of the parameters after ``step``, of the state of shards with new hosts if it is the
+        ``first`` one of its epoch, and of all state where it is to be saved."""
         primaries: dict[int, int] = {}
         for host in sorted((one for one in view.state_hosts if one.counts), key=lambda one: one.group):
             primaries.setdefault(host.shard, host.group)
@@ -216,18 +255,31 @@ class ShardGather:
         new = sorted({host.shard for host in view.state_hosts if not host.counts}) if first else []
         self._inject("gather", step, 0)
         tensors = [self._shards.weights(mine), *(self._state(shard, shard in mine) for shard in new)]
+        received, saved = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
         with self._turn:
-            outcome = self._sums.reduce(view.epoch, Reduction(tensors), lambda: self._is_over(view.epoch))
+            outcome = self._summed(view, tensors)
+            if outcome.ok:
+                if step > self._whole:
+                    self._shards.take_weights(outcome.tensors[0], self._shards.kept or ())
+                hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
+                lacking = hosted - (self._shards.kept or frozenset())
+                received = {
+                    shard: one.clone() for shard, one in zip(new, outcome.tensors[1:], strict=True) if shard in lacking
+                }
+            for shard in range(self._shards.number if self._ordered == step else 0):
+                if not outcome.ok:
+                    break
+                self._inject("gather", step, 1 + shard)
+                outcome = self._summed(view, [self._state(shard, shard in mine)])
+                if outcome.ok and view.group in (self._saver, min(view.live_groups)):
+                    saved[shard] = outcome.tensors[0].to("cpu", copy=True)
             if outcome.stale:
                 self._wait_for_newer(view.epoch)
                 return
-            if outcome.ok and step > self._whole:
-                self._shards.take_weights(outcome.tensors[0], self._shards.kept or ())
-            got = zip(new, outcome.tensors[1:], strict=True) if outcome.ok else ()
-            hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
-            lacking = hosted - (self._shards.kept or frozenset())
-            received = {shard: one.clone() for shard, one in got if shard in lacking}
-        self._end(view, step, outcome, received)
+        self._end(view, step, outcome, received, saved)
+
+    def _summed(self, view: View, tensors: Sequence[torch.Tensor]) -> ReduceOutcome:
+        return self._sums.reduce(view.epoch, Reduction(tensors), lambda: self._is_over(view.epoch))
 
     def _state(self, shard: int, mine: bool) -> torch.Tensor:
         """What this rank puts in of a shard's state; that which it has received and not installed has the same form."""
@@ -236,13 +288,20 @@ class ShardGather:
         return received if mine and received is not None else self._shards.state(shard, mine=mine)
 
     def _end(
-        self, view: View, step: int, outcome: ReduceOutcome | None, received: Mapping[int, torch.Tensor] | None = None
+        self,
+        view: View,
+        step: int,
+        outcome: ReduceOutcome | None,
+        received: Mapping[int, torch.Tensor] | None = None,
+        saved: dict[int, torch.Tensor] | None = None,
     ) -> None:
         with self._changed:
             self._ended, self._failure = (view.epoch, step), None
             if outcome is not None and outcome.ok:
                 self._done, self._whole = (view.epoch, step), step
                 self._received.update(received or {})
+                if saved:
+                    self._saved = (step, saved)
             elif outcome is not None:
                 self._failure = outcome
             self._changed.notify_all()

@@ -100,6 +100,7 @@ class Checkpointer:
         args: Mapping[str, Any] | None = None,
         rank_state: Any = None,
         state_shards: int | None = None,
+        whole: Replica | None = None,
         copied: bool = True,
     ) -> TorchDistShare:
         """This rank's share of the group's state after ``step``, for ``directory``; nothing is written. Collective.
@@ -111,12 +112,15 @@ class Checkpointer:
             args: Megatron's flags, to be stored with the checkpoint.
             rank_state: data of this rank position that can be pickled; only a load with the same group size returns it.
             state_shards: S; with the number of elements of a buffer the borders of the shards follow from it.
+            whole: this rank's replica with an optimizer that has the whole state; None: it is gathered from the ranks
+                that divide it.
             copied: see :meth:`ShareWriter.take`.
         """
         replica = self._replica
         if self._optimizer:
-            optimizer_gather.give_first_state(replica)
-            whole = optimizer_gather.gathered(replica)
+            if whole is None:
+                optimizer_gather.give_first_state(replica)
+                whole = optimizer_gather.gathered(replica)
             state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
             add_distributed(_parts(state["optimizer"]))
             state["opt_param_scheduler"] = replica.scheduler.state_dict()

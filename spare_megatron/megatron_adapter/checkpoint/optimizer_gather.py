@@ -30,16 +30,21 @@ def is_split(replica: Replica) -> bool:
 
 def empty(replica: Replica) -> Replica:
     """The replica with a plain optimizer that has no state yet; ``replica`` itself where its state is not divided."""
-    if not is_split(replica):
-        return replica
+    return plain(replica) if is_split(replica) else replica
+
+
+def plain(replica: Replica) -> Replica:
+    """The replica with another optimizer, which has all of its parameters and no state yet."""
     mains = {parameter: getattr(parameter, "main_param", None) for parameter in _parameters(replica)}
-    plain = build_optimizer(replica.settings, replica.config, replica.chunks, split=False)
-    for parameter, main in mains.items():  # the plain optimizer leaves its own copies there
+    built = build_optimizer(replica.settings, replica.config, replica.chunks, split=False)
+    for parameter, main in mains.items():  # the new optimizer leaves its own copies there
         if main is not None:
             parameter.main_param = main
-    for part, whole in zip(replica.optimizer.chained_optimizers, plain.chained_optimizers, strict=True):
+        elif hasattr(parameter, "main_param"):
+            del parameter.main_param
+    for part, whole in zip(replica.optimizer.chained_optimizers, built.chained_optimizers, strict=True):
         whole.grad_scaler = part.grad_scaler
-    return dataclasses.replace(replica, optimizer=plain)
+    return dataclasses.replace(replica, optimizer=built)
 
 
 def counts_steps(part: Any) -> bool:
@@ -90,7 +95,7 @@ def gathered(replica: Replica) -> Replica:
     if whole is replica:
         return replica
     for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
-        _copy_options(split, plain)
+        copy_options(split, plain)
         mains = main_copies(plain)
         steps = [state["step"] for state in split.optimizer.state.values() if "step" in state]
         for buffer_number, buffer in enumerate(split.buffers):
@@ -117,7 +122,7 @@ def scatter(whole: Replica, replica: Replica) -> None:
     if whole is replica:
         return
     for split, plain in zip(replica.optimizer.chained_optimizers, whole.optimizer.chained_optimizers, strict=True):
-        _copy_options(plain, split)
+        copy_options(plain, split)
         mains = main_copies(plain)
         for buffer_number, buffer in enumerate(split.buffers):
             for bucket_number in range(len(buffer.buckets)):
@@ -139,7 +144,7 @@ def _parameters(replica: Replica) -> Iterator[torch.nn.Parameter]:
         yield from chunk.parameters()
 
 
-def _copy_options(source: Any, target: Any) -> None:
+def copy_options(source: Any, target: Any) -> None:
     """Copy the options of parameter groups (learning rate, weight decay, FusedAdam's step), but not the parameters."""
     for one, other in zip(source.optimizer.param_groups, target.optimizer.param_groups, strict=True):
         other.update({name: value for name, value in one.items() if name != "params"})

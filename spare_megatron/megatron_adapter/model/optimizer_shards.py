@@ -23,11 +23,13 @@ import torch
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
+    copy_options,
     counts_steps,
     give_first_state,
     is_emerging,
     main_copies,
     moments,
+    plain,
 )
 from spare_megatron.megatron_adapter.core_differences import set_norm_gradients
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
@@ -208,6 +210,27 @@ class OptimizerShards:
             tensors = [one for held in self._held[shard] for one in held.carried]
             return torch.cat(tensors).view(torch.int32) if tensors else self._zeros(0)
         return self._zeros(sum(_carried_numel(span) for span in self._spans[shard]))
+
+    def whole(self, states: dict[int, torch.Tensor]) -> Replica:
+        """The replica with an optimizer that has the state of all shards. ``states`` has each of them as :meth:`state`,
+        and is emptied. No collective."""
+        replica = plain(self._replica)
+        give_first_state(replica)
+        mains: dict[torch.nn.Parameter, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
+        for part, whole in zip(
+            self._replica.optimizer.chained_optimizers, replica.optimizer.chained_optimizers, strict=True
+        ):
+            copy_options(part, whole)
+            mains |= {one: (main, whole.optimizer.state[main]) for one, main in main_copies(whole).items()}
+        for shard, spans in enumerate(self._spans):
+            values, at = states.pop(shard).view(torch.float32), 0
+            for span in spans:
+                main, state = mains[span.updated.parameter]
+                for kind, tensor in [*([] if span.updated.in_model else [("main", main)]), *sorted(state.items())]:
+                    into = tensor.view(-1) if kind == "step" else _flat(tensor)[span.start : span.stop]
+                    into.copy_(values[at : at + into.numel()])
+                    at += into.numel()
+        return replica
 
     def _zeros(self, size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int32, device=self._device)

@@ -1,0 +1,93 @@
+"""Checkpoints of jobs whose groups keep only a part of the optimizer's state are those of jobs whose groups keep all,
+bit for bit, also where groups are killed meanwhile; and each kind of job goes on from the other's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from tests.megatron.test_state_redundancy import DIVIDED, FLAGS, GROUPS
+from tests.process.harness import Job, launch
+
+pytestmark = pytest.mark.timeout(300)
+
+EVERY = 3
+STAGES = ("--pipeline-model-parallel-size", "2")
+
+
+def start(folder: Path, *flags: str, inject: Sequence[str] = (), size: int = 1, groups: int = GROUPS) -> Job:
+    """A job that saves into ``folder``."""
+    saves = ("--save", str(folder / "save"), "--save-interval", str(EVERY))
+    stages = STAGES if size == 2 else ()
+    return launch(
+        folder / "run",
+        *(*FLAGS, *saves, *stages, *flags),
+        groups=groups,
+        group_size=size,
+        script="pretrain_gpt.py",
+        inject=inject,
+    )
+
+
+def saved(folder: Path) -> dict[str, str]:
+    """Digests of all checkpoints, with the optimizer's state."""
+    return {one.name: digest(one, optimizer=True) for one in sorted((folder / "save").glob("iter_*"))}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The checkpoints of the job without failures, of groups of two stages, in which every group keeps all state."""
+    folder = tmp_path_factory.mktemp("whole")
+    start(folder, size=2).finish(timeout_s=200)
+    found = saved(folder)
+    assert set(found) == {f"iter_{step:07d}" for step in (3, 6, 8)}
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kills", "missed", "others"),
+    [
+        ((), (), ()),
+        (("sigkill:group=0,step=3,at=gather,n=2", "sigkill:group=2,step=7,at=vote"), (3,), (4, 7)),
+        (("sigkill:group=2,step=6,at=gather,n=1", "sigkill:group=0,step=8,at=checkpoint"), (), ()),
+    ],
+    ids=["no kill", "the saver in the gather", "another in the gather, the saver at the end"],
+)
+def test_checkpoints_have_the_bits_of_those_of_whole_groups(
+    tmp_path: Path, whole: dict[str, str], kills: Sequence[str], missed: Sequence[int], others: Sequence[int]
+) -> None:
+    """Where the saver of step 3 is lost, the next commit orders another save; that of step 7 is an emergency save."""
+    start(tmp_path, *DIVIDED, inject=kills, size=2).finish(timeout_s=200)
+    found = saved(tmp_path)
+    expected = {name: value for name, value in whole.items() if int(name[-7:]) not in missed}
+    assert expected.items() <= found.items()
+    assert set(found) - set(expected) == {f"iter_{step:07d}" for step in others}
+
+
+@pytest.mark.parametrize(
+    ("before", "groups", "after"),
+    [(DIVIDED, 3, ()), ((), 3, DIVIDED), (DIVIDED, 6, DIVIDED)],
+    ids=["whole groups go on", "divided groups go on", "more groups go on"],
+)
+def test_a_job_goes_on_from_such_a_checkpoint(
+    tmp_path: Path, before: Sequence[str], groups: int, after: Sequence[str]
+) -> None:
+    start(tmp_path / "whole").finish(timeout_s=200)
+    start(tmp_path / "before", *before, "--exit-interval", "3").finish(timeout_s=200)
+    first = tmp_path / "before" / "save"
+    start(tmp_path / "after", "--load", str(first), *after, groups=groups).finish(timeout_s=200)
+    assert saved(tmp_path / "after")["iter_0000008"] == saved(tmp_path / "whole")["iter_0000008"]
+
+
+def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, whole: dict[str, str]) -> None:
+    kills = ["sigkill:group=0,step=5,at=vote", "sigkill:group=1,step=5,at=vote"]
+    job = start(tmp_path, *DIVIDED, inject=kills, size=2)
+    job.wait_for("the end", lambda: job.process.poll() is not None, 200)
+    shown = (job.run_dir / "launch.out").read_text()
+    assert re.search(r"no copy is left of state shard \d", shown)
+    job.finish(timeout_s=200)
+    assert saved(tmp_path)["iter_0000008"] == whole["iter_0000008"]

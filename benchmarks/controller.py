@@ -92,7 +92,15 @@ def plan_failure(
     assigned = time.thread_time()
     if isinstance(found, WipeOut):
         return None, (0.0, 0.0, 0.0, 0.0)
-    patch(placement, survivors, [], plan.pieces_of(dead), remaining, PIECES_PER_SHARD, granularity)
+    patch(
+        placement,
+        survivors,
+        [],
+        plan.pieces_of(dead),
+        remaining=remaining,
+        pieces_per_shard=PIECES_PER_SHARD,
+        granularity=granularity,
+    )
     patched = time.thread_time()
     for group in survivors:
         found.pieces_of(group)

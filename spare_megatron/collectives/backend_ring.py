@@ -96,7 +96,7 @@ class RingBackend:
             if self._compiled is None:
                 self._sum(RingStreams(*given))
             else:
-                self._run(NativeSum(self._compiled, *given))
+                self._run(NativeSum(*given, library=self._compiled))
         finally:
             self._traffic.wants = self._traffic.offers = False
             self._left = self._right = None

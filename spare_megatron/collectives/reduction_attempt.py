@@ -58,6 +58,7 @@ class OpenReduction:
         request: Reduction,
         stale: Callable[[], bool],
         find: Callable[[], Communicator | None],
+        *,
         pool: BufferPool,
         changed: threading.Condition,
         bucket_bytes: int,

@@ -227,7 +227,13 @@ class ReplicaCommunicators:
 
     def _open(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
         return OpenReduction(
-            epoch, request, stale, lambda: self._find(epoch), self._pool, self._changed, self._bucket_bytes
+            epoch,
+            request,
+            stale,
+            lambda: self._find(epoch),
+            pool=self._pool,
+            changed=self._changed,
+            bucket_bytes=self._bucket_bytes,
         )
 
     def close(self) -> None:

@@ -97,13 +97,14 @@ class NativeSum:
 
     def __init__(
         self,
-        library: CDLL,
         wire: torch.Tensor,
         rank: int,
         size: int,
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        *,
+        library: CDLL,
     ) -> None:
         """See :class:`~spare_megatron.collectives.ring.RingStreams`."""
         self._go_on: Callable[[_Sum], int] = library.spare_ring_run

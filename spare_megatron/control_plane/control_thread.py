@@ -142,7 +142,9 @@ class Agent:
             commit = order.commit
             audits = tuple(commit.audits)
             serves = tuple(protobuf_codec.read(offer, Offer) for offer in commit.serves)
-            after = take_commit(self.orders, commit.step, commit.epoch, commit.leave, audits, commit.save, serves)
+            after = take_commit(
+                self.orders, commit.step, commit.epoch, commit.leave, audits=audits, save=commit.save, serves=serves
+            )
             return self._adopt(*after)
         elif kind == "asked":
             return self._adopt(

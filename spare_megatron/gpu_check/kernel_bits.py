@@ -53,6 +53,7 @@ def _accumulations(
         def accumulate(
             run: Any,
             device: torch.device,
+            *,
             dtype: torch.dtype = dtype,
             start: torch.Tensor = start,
             kind: Any = kind,

@@ -94,8 +94,8 @@ def _run_each(device: torch.device) -> None:
     for dtype, (with_other, apart) in itertools.product(FLOATS, ((False, False), (True, False), (True, True))):
         source = number.to(dtype, copy=True)
         other = source.clone() if with_other else None
-        accumulate(source, sums[:1], 0, 0, 1, report, other, apart=apart)
-        accumulate32(source, peaks, exponents, 0, 1, report, other, apart=apart)
+        accumulate(source, sums[:1], 0, 0, 1, report, other=other, apart=apart)
+        accumulate32(source, peaks, exponents, 0, 1, report, other=other, apart=apart)
     for integers in (sums[:1], peaks):
         checksums(integers, segments, report[:1])
         Converter(segments, exponents).convert(0, integers, None, number, report.view(1, 2))
@@ -113,8 +113,8 @@ def accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    other: torch.Tensor | None = None,
     *,
+    other: torch.Tensor | None = None,
     apart: bool = False,
     first: bool = False,
 ) -> None:
@@ -133,7 +133,7 @@ def accumulate(
         other: fp32 or the dtype of ``source``, as many elements; only read.
         first: the accumulator counts as 0, whatever it holds.
     """
-    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, other)
+    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, other=other)
     _check_exponent(exponent)
     run = dispatch.kernels(source.device)
     run.accumulate(source, accumulator, exponent, first_index, bound_bits, report, other, apart, first)
@@ -146,8 +146,8 @@ def accumulate32(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
-    other: torch.Tensor | None = None,
     *,
+    other: torch.Tensor | None = None,
     apart: bool = False,
     first: bool = False,
 ) -> None:
@@ -157,7 +157,7 @@ def accumulate32(
         exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
         bound_bits: 1..30.
     """
-    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, other)
+    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, other=other)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
     run = dispatch.kernels(source.device)
     run.accumulate(source, accumulator, exponents, first_index, bound_bits, report, other, apart, first)
@@ -515,6 +515,7 @@ def _check_accumulate(
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
+    *,
     other: torch.Tensor | None,
 ) -> None:
     _check("source", source, FLOATS)

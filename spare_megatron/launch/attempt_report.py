@@ -45,6 +45,7 @@ def ended_attempt(
     code: ExitCode,
     why_failed: Callable[[], str],
     directories: Sequence[str],
+    *,
     groups: int,
     before: JobProgress,
     reported: Callable[[str], None],

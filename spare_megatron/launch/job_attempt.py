@@ -40,9 +40,9 @@ from spare_megatron.launch.rank_process import RankStarter
 from spare_megatron.launch.rank_processes import LOOK_S, RankProcesses
 from spare_megatron.launch.refills import Refills
 from spare_megatron.launch.restart_checkpoint import publish_accepted
-from spare_megatron.launch.restarter import Restarter
+from spare_megatron.launch.restarter import RestartedJob, Restarter
 from spare_megatron.launch.standby_book import StandbyBook
-from spare_megatron.launch.standbys import Standbys
+from spare_megatron.launch.standbys import StandbyJob, Standbys
 from spare_megatron.runtime.directory_watch import DirectoryWatch
 from spare_megatron.runtime.disk import SideFiles, with_retries
 from spare_megatron.runtime.run_directory import glance
@@ -66,6 +66,7 @@ class LocalAttempt:
         processes: Processes,
         number: int,
         memory: LaunchMemory,
+        *,
         announce: Callable[[str], None],
         side: SideFiles,
         stopped_hard: asyncio.Event,
@@ -87,30 +88,23 @@ class LocalAttempt:
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
         refills = Refills(memory.refills, self._dir.status, ranks.is_left, announce, self._is_over)
-        beside, changed = self._client.beside, self._publish
-        self._standbys = Standbys(
-            self._dir,
-            starter,
-            book,
-            memory,
-            refills,
-            ranks.adopt,
-            lambda slot: health.fault(slot, None),
-            beside,
-            announce,
-            changed,
+        waited_for = StandbyJob(
+            adopt=ranks.adopt,
+            fault=lambda slot: health.fault(slot, None),
+            beside=self._client.beside,
+            announce=announce,
+            changed=self._publish,
         )
-        self._restarter = Restarter(
-            lambda: bool(ranks.living),
-            self._client,
-            memory,
-            lambda start: health.fault(book.slot_of(start.group), start.group),
-            self._start_again,
-            announce,
-            self._is_over,
-            ranks.has_any,
-            self._standbys,
+        self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
+        restarted = RestartedJob(
+            trains=lambda: bool(ranks.living),
+            over=self._is_over,
+            fault=lambda start: health.fault(book.slot_of(start.group), start.group),
+            begin=self._start_again,
+            announce=announce,
+            is_left=ranks.has_any,
         )
+        self._restarter = Restarter(restarted, self._client, memory, self._standbys)
         self._first_incarnation = 0
         before = with_retries(self._dir.coordinator_for_sure)
         self._journal_attempt = 1 + (before.job_attempt if before else 0)
@@ -198,7 +192,7 @@ class LocalAttempt:
             command,
             launch.environ,
             self._dir.coordinator_log,
-            self._coordinator_ended,
+            ended=self._coordinator_ended,
             err=self._dir.coordinator_errors,
         )
         self._publish()

@@ -160,7 +160,9 @@ class NodeAgent:
             }
             name = f"group {order.group} rank {rank.position}"
             try:
-                child = self._processes.start(name, (sys.executable, *order.words), environ, Path(rank.log), ended)
+                child = self._processes.start(
+                    name, (sys.executable, *order.words), environ, Path(rank.log), ended=ended
+                )
             except OSError:
                 statuses.append(1)
                 continue

@@ -149,7 +149,7 @@ class PreloadedRanks:
                 [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--fd", str(theirs.fileno())],
                 {BLAS_THREADS: "1", **self._environ},
                 log,
-                lambda child: None,  # the end of its socket says it
+                ended=lambda child: None,  # the end of its socket says it
                 pass_fds=(theirs.fileno(),),
             )
         link = ParentLink(ours)

@@ -90,6 +90,7 @@ class Processes:
         command: Sequence[str],
         environ: Mapping[str, str],
         out: Path,
+        *,
         ended: Callable[[Child], None],
         err: Path | None = None,
         fork: Fork | None = None,

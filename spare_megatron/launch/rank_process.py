@@ -76,7 +76,7 @@ class RankStarter:
             self._launch.command,
             {**self._common(), **place_of_start(start), **self.seat(position, slot)},
             log,
-            lambda child: self._ended(start, position, child),
+            ended=lambda child: self._ended(start, position, child),
             fork=self._fork,
         )
         return RankProcess(start, position, log, child)
@@ -118,7 +118,7 @@ class RankStarter:
             self._launch.command,
             {**self._common(), **environ, PLACE_FILE: str(place)},
             log,
-            has_ended,
+            ended=has_ended,
             fork=self._fork,
         )
         made = WaitingProcess(name, position, log, child)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -60,31 +61,34 @@ class NoStandbys:
         await asyncio.sleep(timeout_s)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestartedJob:
+    """What a restarter needs of the job attempt whose groups it starts again."""
+
+    trains: Callable[[], bool]
+    """Whether any rank of the job lives."""
+    over: Callable[[], bool]
+    """True when nothing may be started any more."""
+    fault: Callable[[GroupStart], Awaitable[HealthFault | None]]
+    """Why a group must not be started again now; raises OSError where that cannot be found out."""
+    begin: Callable[[GroupStart], None]
+    """Starts the ranks of a group; raises OSError where none could be started."""
+    announce: Callable[[str], None]
+    """Shows one line to the user."""
+    is_left: Callable[[int], bool] = lambda group: False
+    """Whether a group has processes."""
+    elsewhere: Callable[[GroupStart], bool] = lambda start: False
+    """Whether ``begin`` can start it on other machines than its own, and is to."""
+
+
 class Restarter:
     """The restarts of one job attempt."""
 
     def __init__(
-        self,
-        job_attempts: Callable[[], bool],
-        client: CoordinatorClient,
-        memory: LaunchMemory,
-        fault: Callable[[GroupStart], Awaitable[HealthFault | None]],
-        begin: Callable[[GroupStart], None],
-        announce: Callable[[str], None],
-        over: Callable[[], bool],
-        is_left: Callable[[int], bool] = lambda group: False,
-        standbys: StandbyStock | None = None,
-        elsewhere: Callable[[GroupStart], bool] = lambda start: False,
+        self, job: RestartedJob, client: CoordinatorClient, memory: LaunchMemory, standbys: StandbyStock | None = None
     ) -> None:
-        """``job_attempts`` says whether any rank of the job lives; ``fault`` why a group must not be started again now,
-        and raises OSError where it cannot find out; ``begin`` starts its ranks, and raises OSError where none could be
-        started; ``announce`` shows one line to the user; ``over`` returns True when nothing may be started any more;
-        ``is_left`` whether a group has processes; ``elsewhere`` whether ``begin`` can start it on other machines than
-        its own, and is to."""
-        self._job_attempts, self._client, self._memory, self._begin = job_attempts, client, memory, begin
-        self._fault, self._announce, self._over, self._is_left = fault, announce, over, is_left
+        self._job, self._client, self._memory = job, client, memory
         self._standbys: StandbyStock = standbys or NoStandbys()
-        self._elsewhere = elsewhere
         self._drained: set[GroupStart] = set()
         self._handled: set[GroupStart] = set()
         self._first_exits: dict[GroupStart, str] = {}
@@ -115,21 +119,21 @@ class Restarter:
         group, restarts = start.group, self._memory.restarts
         if await self._known(start) is None:
             return
-        while self._is_left(group) and not self._standbys.there:
+        while self._job.is_left(group) and not self._standbys.there:
             await asyncio.sleep(GONE_LOOK_S)
-        if self._over():
+        if self._job.over():
             return
         then = restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
-            self._announce(
+            self._job.announce(
                 f"group {group} was restarted {counted(then.before, 'time')} within an hour, and has failed again, "
                 f"{self._first_exits[start]}: the job goes on without it"
             )
             return
         if start.restarts:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
-            self._announce(
+            self._job.announce(
                 f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
                 f"started again {when}"
             )
@@ -145,13 +149,13 @@ class Restarter:
                 taken = self._standbys.take(again, start, start in self._drained)
                 reported = f"the place of group {group} is taken by {taken}"
             else:
-                self._begin(again)
+                self._job.begin(again)
                 reported = f"group {group} is started again, as incarnation {again.incarnation}"
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)
             return
-        self._announce(f"{reported}: restart {then.before + 1} of at most {restarts.most} within an hour")
+        self._job.announce(f"{reported}: restart {then.before + 1} of at most {restarts.most} within an hour")
 
     async def _room(self, start: GroupStart) -> int | None:
         """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest
@@ -164,12 +168,12 @@ class Restarter:
             return known is not None and not self._standbys.there
 
         while await goes_on():
-            if self._is_left(start.group):
+            if self._job.is_left(start.group):
                 await self._standbys.come(start.group, ASK_AGAIN_S)
             elif await until_fit(
-                lambda: self._fault(start),
+                lambda: self._job.fault(start),
                 f"group {start.group}",
-                self._announce,
+                self._job.announce,
                 goes_on,
                 partial(self._standbys.come, start.group),
             ):
@@ -180,22 +184,22 @@ class Restarter:
         """The highest incarnation of the group that the coordinator knows; None where the group must not be started
         again."""
         group, reported = start.group, False
-        while group not in self._kept_out and not self._over() and self._job_attempts():
+        while group not in self._kept_out and not self._job.over() and self._job.trains():
             answer = await self._client.ask_restart(group, start.incarnation)
             if answer is None:
                 return None
             if answer.never:
                 if answer.why:
                     self._kept_out.add(group)
-                    self._announce(f"group {group} is not started again: {answer.why}")
+                    self._job.announce(f"group {group} is not started again: {answer.why}")
                 return None
             if answer.now:
-                return None if self._over() or not self._job_attempts() else int(answer.highest_incarnation)
-            if answer.drained and (self._standbys.there or self._elsewhere(start)):
+                return None if self._job.over() or not self._job.trains() else int(answer.highest_incarnation)
+            if answer.drained and (self._standbys.there or self._job.elsewhere(start)):
                 self._drained.add(start)
                 return int(answer.highest_incarnation)
             if answer.drained and not reported:
                 reported = True
-                self._announce(f"group {group} is drained: it is started again once spare-drain --undo allows it")
+                self._job.announce(f"group {group} is drained: it is started again once spare-drain --undo allows it")
             await asyncio.sleep(DRAINED_S if answer.drained else ASK_AGAIN_S)
         return None

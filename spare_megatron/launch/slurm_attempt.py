@@ -172,7 +172,7 @@ class SlurmAttempt:
             ],
             {**launch.environ, **kept_variables(launch.environ)},
             self._dir.logs / "srun-coordinators.log",
-            lambda _: None,
+            ended=lambda _: None,
         )
 
     def _start_ranks(self, published: CoordinatorAddress) -> None:
@@ -205,7 +205,7 @@ class SlurmAttempt:
             ],
             environ,
             self._dir.logs / "srun-ranks.log",
-            lambda _: None,
+            ended=lambda _: None,
         )
         ranks = SlurmRanks(
             allocation=launch.allocation,
@@ -223,11 +223,11 @@ class SlurmAttempt:
             incarnation,
             self._processes,
             self._client,
-            self._memory,
-            self._announce,
-            lambda: self._status is not None,
-            self._first_alive,
-            self._lent,
+            memory=self._memory,
+            announce=self._announce,
+            over=lambda: self._status is not None,
+            first_alive=self._first_alive,
+            lent=self._lent,
         )
         self._client.beside(self._groups.watch())
 

@@ -33,7 +33,7 @@ from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
-from spare_megatron.launch.restarter import NoStandbys, Restarter
+from spare_megatron.launch.restarter import NoStandbys, RestartedJob, Restarter
 from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, reported_of
 from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 from spare_megatron.runtime.brief_command import run_command
@@ -98,6 +98,7 @@ class SlurmGroups:
         first_incarnation: int,
         processes: Processes,
         client: CoordinatorClient,
+        *,
         memory: LaunchMemory,
         announce: Callable[[str], None],
         over: Callable[[], bool],
@@ -107,17 +108,15 @@ class SlurmGroups:
         """``first_alive`` says whether the step that the job attempt began with goes on."""
         self._ranks, self._processes, self._client, self._over = ranks, processes, client, over
         self._news = NodeNews()
-        self._restarter = Restarter(
-            lambda: first_alive() or self.alive,
-            client,
-            memory,
-            self._fault,
-            self._begin,
-            announce,
-            over,
-            standbys=self._news,
+        restarted = RestartedJob(
+            trains=lambda: first_alive() or self.alive,
+            over=over,
+            fault=self._fault,
+            begin=self._begin,
+            announce=announce,
             elsewhere=self._elsewhere,
         )
+        self._restarter = Restarter(restarted, client, memory, self._news)
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
         self._lent: dict[int, LentNode] = {}
@@ -331,7 +330,7 @@ class SlurmGroups:
             ],
             environ,
             self._log(start),
-            lambda child: self._ended(start, child.status if child.status is not None else 1),
+            ended=lambda child: self._ended(start, child.status if child.status is not None else 1),
         )
 
     # ----------------------------------------------------------------------------------------- nodes that come and go

@@ -152,7 +152,9 @@ def last_attempt(
         kept = {}
     before = JobProgress(int(kept.get("lives", 0)), int(kept.get("best_step", 0)))
     groups = launch.allocation.ranks // launch.group_size
-    return ended_attempt(launch.run_dir, code, why_failed, launch.checkpoint_dirs, groups, before, announce)
+    return ended_attempt(
+        launch.run_dir, code, why_failed, launch.checkpoint_dirs, groups=groups, before=before, reported=announce
+    )
 
 
 def _whole_job(launch: SlurmLaunch) -> str:

@@ -40,6 +40,22 @@ class _Standby:
     """Why it gets no place any more."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class StandbyJob:
+    """What standbys need of their job attempt."""
+
+    adopt: Callable[[GroupStart, list[RankProcess]], None]
+    """Takes over the ranks of a standby that got a place."""
+    fault: Callable[[int], Awaitable[HealthFault | None]]
+    """Says what is wrong with the host for a slot."""
+    beside: Callable[[Coroutine[Any, Any, None]], None]
+    """Runs something beside everything else."""
+    announce: Callable[[str], None]
+    """Shows one line to the user."""
+    changed: Callable[[], None]
+    """Called when the processes that wait are others."""
+
+
 class Standbys:
     """The standbys of one job attempt. Used in one event loop."""
 
@@ -50,16 +66,10 @@ class Standbys:
         book: StandbyBook,
         memory: LaunchMemory,
         refills: Refills,
-        adopt: Callable[[GroupStart, list[RankProcess]], None],
-        fault: Callable[[int], Awaitable[HealthFault | None]],
-        beside: Callable[[Coroutine[Any, Any, None]], None],
-        announce: Callable[[str], None],
-        changed: Callable[[], None],
+        job: StandbyJob,
     ) -> None:
-        """``adopt`` takes over the ranks of a standby that got a place; ``fault`` says what is wrong with the host for
-        a slot; ``changed`` is called when the processes that wait are others."""
         self._dir, self._starter, self._book, self._memory, self._refills = run_dir, starter, book, memory, refills
-        self._adopt, self._fault, self._beside, self._announce, self._changed = adopt, fault, beside, announce, changed
+        self._job = job
         self._standbys: dict[int, _Standby] = {}
         self._came = asyncio.Event()
 
@@ -101,10 +111,10 @@ class Standbys:
             raise
         del self._standbys[number]
         left = self._book.takes(number, start.group)
-        self._adopt(start, [one.became(start, one.position, self._dir) for one in standby.ranks])
-        self._changed()
+        self._job.adopt(start, [one.became(start, one.position, self._dir) for one in standby.ranks])
+        self._job.changed()
         if not rests:
-            self._beside(self._follow(start, lost, left))
+            self._job.beside(self._follow(start, lost, left))
         since = "still about to start" if at_s is None else f"waiting since {time.strftime('%X', time.localtime(at_s))}"
         return f"standby {number}, as incarnation {start.incarnation} ({since})"
 
@@ -120,7 +130,7 @@ class Standbys:
         await self._refill(slot, "")
 
     async def _refill(self, slot: int, why: str) -> None:
-        if await self._refills.granted(slot, "a standby", why, lambda: self._fault(slot)):
+        if await self._refills.granted(slot, "a standby", why, lambda: self._job.fault(slot)):
             self._start(slot)
 
     def _start(self, slot: int) -> None:
@@ -128,17 +138,17 @@ class Standbys:
         try:
             ranks = self._starter.standby(_name(number), slot, lambda one: self._ended(number, one))
         except OSError as error:
-            self._beside(self._refill(slot, f"standby {number} could not be started: {words(error)}"))
+            self._job.beside(self._refill(slot, f"standby {number} could not be started: {words(error)}"))
             return
         self._book.begins(number, slot)
         self._standbys[number] = _Standby(slot, ranks)
         self._came.set()
-        self._changed()
+        self._job.changed()
 
     def _ended(self, number: int, one: WaitingProcess) -> None:
         """A process has ended without a place: end the others, and start another standby when the last one is gone."""
         standby = self._standbys.get(number)
-        self._changed()
+        self._job.changed()
         if standby is None:
             return
         end(standby.ranks)
@@ -148,7 +158,7 @@ class Standbys:
         if not any(rank.child.alive for rank in standby.ranks):
             del self._standbys[number]
             self._book.ends(number)
-            self._beside(self._refill(standby.slot, standby.spent))
+            self._job.beside(self._refill(standby.slot, standby.spent))
 
 
 def _name(number: int) -> str:

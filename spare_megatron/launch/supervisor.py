@@ -86,7 +86,14 @@ class Supervisor:
             forget_last_attempt(self._dir)
             memory, announce, hard = self._memory, self._announce, self._stopped_hard
             job_attempt = self._job_attempt = LocalAttempt(
-                self._launch, processes, number, memory, announce, self._side, hard, preloaded
+                self._launch,
+                processes,
+                number,
+                memory,
+                announce=announce,
+                side=self._side,
+                stopped_hard=hard,
+                preloaded=preloaded,
             )
             code = await job_attempt.run(self._stop.reason)
             decision = await self._decide(job_attempt, code, progress)
@@ -101,7 +108,14 @@ class Supervisor:
         directories = self._launch.checkpoint_dirs
         groups = self._launch.num_groups
         ended = ended_attempt(
-            self._dir, code, job_attempt.why_failed, directories, groups, before, self._announce, job_attempt.killed
+            self._dir,
+            code,
+            job_attempt.why_failed,
+            directories,
+            groups=groups,
+            before=before,
+            reported=self._announce,
+            killed=job_attempt.killed,
         )
         await asyncio.sleep(SIGNALS_WAIT_S)
         stop_requested = ended.stop_requested or bool(self._stop.reason)

@@ -151,7 +151,13 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
     costs = _costs(cluster, stage_s)
     if cluster.rejoin_s is None:
         found = ratio.outcome(
-            num_groups, loads.after, lifetimes.survival, patch, costs, cluster.planned_restarts, adoption
+            num_groups,
+            loads.after,
+            lifetimes.survival,
+            patch,
+            costs=costs,
+            planned=cluster.planned_restarts,
+            adoption=adoption,
         )
         if _lasting_s(cluster, lifetimes.mean) < cluster.restart_s + stage_s + cluster.save_s:
             found = None

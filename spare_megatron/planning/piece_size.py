@@ -115,9 +115,9 @@ def step_time(
         survival,
         cluster.mtbf_s,
         cluster.steps * base_s,
-        cluster.rejoin_s,
-        cluster.standby_groups,
-        restart_after,
+        rejoin_s=cluster.rejoin_s,
+        standby_groups=cluster.standby_groups,
+        restart_after=restart_after,
     )
     lost = np.flatnonzero(shares > SHARE_MIN)
     work, living = loads.after[np.minimum(lost, len(loads.after) - 1)], num_groups - lost

@@ -167,6 +167,7 @@ def outcome(
     work: Floats,
     survival: Floats,
     patch: PatchCost,
+    *,
     costs: Costs,
     planned: bool = True,
     adoption: Rescue | None = None,
@@ -187,7 +188,17 @@ def outcome(
     found: ExpectedRun | None = None
     for _ in range(3):
         rate = losses_factor(num_groups, costs, horizon_s)
-        found = _cycles(num_groups, work, survival, patch, costs, rate, horizon_s, planned, adoption)
+        found = _cycles(
+            num_groups,
+            work,
+            survival,
+            patch,
+            costs=costs,
+            rate=rate,
+            horizon_s=horizon_s,
+            planned=planned,
+            adoption=adoption,
+        )
         if found is None:
             return None
         horizon_s = costs.steps * base_s * found.ratio
@@ -227,6 +238,7 @@ def _cycles(
     work: Floats,
     survival: Floats,
     patch: PatchCost,
+    *,
     costs: Costs,
     rate: float,
     horizon_s: float,

@@ -64,7 +64,7 @@ def steady_course(num_groups: int, sharing: Sharing, costs: Costs) -> ExpectedRu
         first = -np.expm1(-mixing) / mixing if mixing > 0 else 1.0
         before_s = step_s
         step_s = _mean_step_s(num_groups, sharing, costs, rate, absent.away, float(first))
-        step_s += _bare_s(num_groups, sharing, costs, rate, absent, away_s, step_s)
+        step_s += _bare_s(num_groups, sharing, costs, rate, absent=absent, away_s=away_s, step_s=step_s)
         if abs(step_s - before_s) < STEP_EXACT * step_s:
             break
     return _course(num_groups, sharing, costs, rate, absent, step_s)
@@ -104,7 +104,7 @@ def _rescue(sharing: Sharing, costs: Costs, away_s: float) -> Rescue:
 
 
 def _bare_s(
-    num_groups: int, sharing: Sharing, costs: Costs, rate: float, absent: Absent, away_s: float, step_s: float
+    num_groups: int, sharing: Sharing, costs: Costs, rate: float, *, absent: Absent, away_s: float, step_s: float
 ) -> float:
     """What losses of last hosts add to the mean step, as far as they do not end the job attempt."""
     lost = np.arange(num_groups)
@@ -138,7 +138,9 @@ def _mean_step_s(num_groups: int, sharing: Sharing, costs: Costs, rate: float, a
     if len(states) > STATES:
         states = states[np.unique(np.linspace(0, len(states) - 1, STATES).round().astype(int))]
     mean_away = float((away * np.arange(num_groups)).sum())
-    times = [_step_s(num_groups, sharing, costs, rate, int(state), mean_away, first) for state in states]
+    times = [
+        _step_s(num_groups, sharing, costs, rate, idle=int(state), away=mean_away, first=first) for state in states
+    ]
     mean_s = float((idle * np.interp(np.arange(num_groups), states, times)).sum())
     # What sets of shards with few live hosts demand of these hosts beyond the least load of all.
     known = np.arange(min(len(sharing.work), num_groups))
@@ -147,7 +149,7 @@ def _mean_step_s(num_groups: int, sharing: Sharing, costs: Costs, rate: float, a
 
 
 def _step_s(
-    num_groups: int, sharing: Sharing, costs: Costs, rate: float, idle: int, away: float, first: float
+    num_groups: int, sharing: Sharing, costs: Costs, rate: float, *, idle: int, away: float, first: float
 ) -> float:
     pieces, compute_s = sharing.pieces, costs.compute_s
     living = num_groups - idle

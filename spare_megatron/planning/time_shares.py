@@ -14,6 +14,7 @@ def time_shares(
     survival: Floats,
     mtbf_s: float,
     job_s: float,
+    *,
     rejoin_s: float | None = None,
     standby_groups: int = 0,
     restart_after: int | None = None,

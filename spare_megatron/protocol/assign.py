@@ -51,7 +51,17 @@ def first_assignment(placement: Placement, pieces_per_shard: int, granularity: s
         f"all {num_groups} groups live; load {counted(pieces_per_shard, 'piece')}: every group computes its own shard"
     )
     alive = np.ones(num_groups, dtype=np.bool_)
-    return _frozen(owner, loads, slowness_of(num_groups, (), {}), 0, reason, alive, granularity, units, slots)
+    return _frozen(
+        owner,
+        loads,
+        slowness_of(num_groups, (), {}),
+        0,
+        reason=reason,
+        alive=alive,
+        granularity=granularity,
+        units=units,
+        slots=slots,
+    )
 
 
 def assign(
@@ -86,10 +96,21 @@ def assign(
         end = max(end, previous.end * units // pieces_per_shard)
     kept: IntTable = previous.units * among
     if granularity == "shard":
-        return _assign_shards(placement, alive, kept, previous, end // USUAL, bound, same)
-    owned, _, shortage = _least(placement, alive, kept, units, end, slowness, None)
+        return _assign_shards(placement, alive, kept, previous, depth=end // USUAL, bound=bound, same=same)
+    owned, _, shortage = _least(placement, alive, kept, units, end=end, slowness=slowness, slots=None)
     owner = hand_over(placement.by_layer, previous.owner, previous.units, owned)
-    return _planned(placement, alive, previous, owner, kept, owned, slowness, None, bound, _why(shortage))
+    return _planned(
+        placement,
+        alive,
+        previous,
+        owner,
+        kept=kept,
+        owned=owned,
+        slowness=slowness,
+        slots=None,
+        bound=bound,
+        why=_why(shortage),
+    )
 
 
 def _fitted(placement: Placement, previous: Assignment) -> tuple[Assignment, bool]:
@@ -141,7 +162,17 @@ def _assign_anywhere(
         f"every shard{in_words(slowness, loads)}"
     )
     units = np.zeros((0, num_groups), dtype=np.int64)
-    return _frozen(owner, loads, slowness, moves, reason, alive, previous.granularity, units, None)
+    return _frozen(
+        owner,
+        loads,
+        slowness,
+        moves,
+        reason=reason,
+        alive=alive,
+        granularity=previous.granularity,
+        units=units,
+        slots=None,
+    )
 
 
 def _least(
@@ -149,6 +180,7 @@ def _least(
     alive: NDArray[np.bool_],
     kept: IntTable,
     units: int,
+    *,
     end: int,
     slowness: IntTable,
     slots: NDArray[np.int32] | None,
@@ -176,6 +208,7 @@ def _assign_shards(
     alive: NDArray[np.bool_],
     kept: IntTable,
     previous: Assignment,
+    *,
     depth: int,
     bound: int,
     same: bool,
@@ -187,14 +220,25 @@ def _assign_shards(
     if owned is not None:
         why = f"depth {depth} kept, the present top slots cover every shard"
     else:
-        owned, end, shortage = _least(placement, alive, kept, 1, depth * USUAL, usual, slots)
+        owned, end, shortage = _least(placement, alive, kept, 1, end=depth * USUAL, slowness=usual, slots=slots)
         depth = end // USUAL
         slots, reordered = _reorder(placement, owned, slots, depth)
         why = f"depth {previous.depth} -> {depth}, {reordered} stacks reordered{_why(shortage)}"
     group = np.take_along_axis(hosts, owned.argmax(axis=0)[None, :], axis=0)[0]
     owner = np.repeat(group.astype(np.int32)[:, None], previous.pieces_per_shard, axis=1)
     bound *= previous.pieces_per_shard
-    return _planned(placement, alive, previous, owner, kept, owned, usual, slots, bound, f"; {why}")
+    return _planned(
+        placement,
+        alive,
+        previous,
+        owner,
+        kept=kept,
+        owned=owned,
+        slowness=usual,
+        slots=slots,
+        bound=bound,
+        why=f"; {why}",
+    )
 
 
 def _fixed(
@@ -247,6 +291,7 @@ def _planned(
     alive: NDArray[np.bool_],
     previous: Assignment,
     owner: NDArray[np.int32],
+    *,
     kept: IntTable,
     owned: IntTable,
     slowness: IntTable,
@@ -262,7 +307,17 @@ def _planned(
         f"{placement.num_groups - int(alive.sum())} of {placement.num_groups} groups lost; load {previous.load_max} -> "
         f"{counted(loads.max(), 'piece')} (bound {bound}); {counted(moves, 'piece')} moved{why}"
     )
-    return _frozen(owner, loads, slowness, moves, reason, alive, previous.granularity, owned, slots)
+    return _frozen(
+        owner,
+        loads,
+        slowness,
+        moves,
+        reason=reason,
+        alive=alive,
+        granularity=previous.granularity,
+        units=owned,
+        slots=slots,
+    )
 
 
 def _frozen(
@@ -270,6 +325,7 @@ def _frozen(
     loads: NDArray[np.int64],
     slowness: NDArray[np.int64],
     moves: int,
+    *,
     reason: str,
     alive: NDArray[np.bool_],
     granularity: str,

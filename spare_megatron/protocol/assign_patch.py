@@ -28,6 +28,7 @@ def patch(
     able: Collection[int],
     last_resort: Sequence[int],
     missing: Sequence[int],
+    *,
     remaining: NDArray[np.int64],
     pieces_per_shard: int,
     granularity: str,
@@ -101,7 +102,7 @@ def _spread(
         closed: set[int] = set()
         for shard in list(waiting):
             while waiting[shard]:
-                chain = _chain(shard, hosts, held, placed_on, load, costs, limit, closed)
+                chain = _chain(shard, hosts, held, placed_on, load=load, costs=costs, limit=limit, closed=closed)
                 if chain is None:
                     break
                 # A host of the shard itself takes as many blocks as it has room for; a longer chain moves one block per
@@ -122,6 +123,7 @@ def _chain(
     hosts: Mapping[int, list[int]],
     held: Mapping[int, Mapping[int, int]],
     placed_on: Mapping[int, set[int]],
+    *,
     load: Mapping[int, int],
     costs: Mapping[int, int],
     limit: int,

@@ -85,6 +85,7 @@ def take_commit(
     step: int,
     epoch: int,
     leave: bool,
+    *,
     audits: tuple[int, ...] = (),
     save: int = 0,
     serves: tuple[Offer, ...] = (),

@@ -116,7 +116,7 @@ def lose(state: State, event: Lost) -> Transition:
         return decide(after, fences, f"lost before it was a member: {why}")
     if state.phase == "ending":
         return ending.lost(state, after, fences, why)
-    shrunk = _shrink(after, state, out, event.progress, fences, why)
+    shrunk = _shrink(after, state, out, event.progress, fences=fences, why=why)
     retries = replace(state.retries, failures=state.retries.failures + 1)
     if all(loss.cause == "stalled" for loss in losses) and costs_too_much(state, shrunk[0], retries, event.failing_s):
         # Standing still is no proof of a death.
@@ -158,13 +158,13 @@ def send_back(state: State, groups: Collection[int], faulty: Collection[int], wh
         learners={**state.learners, **back},
     )
     after, fences = offers.struck_off(after, back)
-    return _shrink(after, state, set(back), (), fences, why)
+    return _shrink(after, state, set(back), (), fences=fences, why=why)
 
 
 def take(after: State, before: State, taken: Mapping[int, tuple[int, ...]], why: str) -> Transition:
     """A new epoch of the same members, in which others have those pieces of the step in flight that are ``taken`` from
     a group: it has not begun them, and cannot."""
-    return _shrink(after, before, set(), (), [], why, taken)
+    return _shrink(after, before, set(), (), fences=[], why=why, taken=taken)
 
 
 def _shrink(
@@ -172,6 +172,7 @@ def _shrink(
     before: State,
     gone: set[int],
     progress: Sequence[tuple[int, int]],
+    *,
     fences: list[Action],
     why: str,
     taken: Mapping[int, tuple[int, ...]] | None = None,

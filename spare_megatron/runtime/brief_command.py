@@ -56,6 +56,7 @@ def run_command(
     limit_s: float,
     guard: ChildGuard,
     over: Callable[[], bool],
+    *,
     given: bytes = b"",
     environ: Mapping[str, str] | None = None,
     receive_all: bool = False,

@@ -62,7 +62,7 @@ class BrokenNodes:
     """The nodes of a job of which some are under repair, and the groups that wait for them. Times in any one unit."""
 
     def __init__(
-        self, groups: int, size: int, spares: int, repair: float, taken_out: float, salvage: bool, rng: Generator
+        self, groups: int, size: int, spares: int, repair: float, *, taken_out: float, salvage: bool, rng: Generator
     ) -> None:
         """``size`` nodes a group; ``repair`` is a repair's mean time, ``taken_out`` the share of interruptions after
         which a node is repaired."""
@@ -108,7 +108,7 @@ def lost_share(figures: NodeFigures, spares: int, salvage: bool, seed: int, days
     """The share of the groups' time that is lost in one trial of so many days, which begins with all nodes fit."""
     rng = np.random.default_rng(seed)
     size, repair = figures.nodes_per_group, figures.repair_h
-    nodes = BrokenNodes(figures.groups, size, spares, repair, figures.taken_out, salvage, rng)
+    nodes = BrokenNodes(figures.groups, size, spares, repair, taken_out=figures.taken_out, salvage=salvage, rng=rng)
     live, starts = set(range(figures.groups)), dict[int, float]()
     now_h, lost_h, end_h = 0.0, 0.0, 24 * days
     while now_h < end_h:

@@ -43,7 +43,10 @@ class NodeReturns(Returns):
         """Note a restart of the whole job, which gets fit nodes."""
         one, repair_s = self._cluster, 3600 * self._cluster.node_repair_h
         self._nodes = BrokenNodes(
-            *(one.num_groups, one.nodes_per_group, one.spare_nodes, repair_s, one.node_share, one.salvage, self._rng)
+            *(one.num_groups, one.nodes_per_group, one.spare_nodes, repair_s),
+            taken_out=one.node_share,
+            salvage=one.salvage,
+            rng=self._rng,
         )
         self._starts: list[tuple[float, int]] = []
 

@@ -291,7 +291,7 @@ def _train(built: _BuiltJob) -> ExitCode:
     times.done("rest" if waited else "data and engine")
     log.info("%s", times.sentence)
     try:
-        saver = _saver(job, args, engine, carrying, start, loaded.store, gather)
+        saver = _saver(job, args, engine, carrying, start=start, store=loaded.store, gather=gather)
         return train_rank(rank, evaluating, saver, checked.injector, loaders.open)
     finally:
         end_hooks()
@@ -453,6 +453,7 @@ def _saver(
     args: Namespace,
     engine: MegatronEngine,
     carrying: CarryingEngine,
+    *,
     start: Start,
     store: GroupStore,
     gather: ShardGather | None,

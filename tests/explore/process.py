@@ -220,7 +220,7 @@ class Processes:
             mine = dict(action.audits).get(p.group, ())
             serves = dict(action.serves).get(p.group, ())
             reported, change = member.take_commit(
-                before, action.step, action.epoch, action.leave, mine, action.save, serves
+                before, action.step, action.epoch, action.leave, audits=mine, save=action.save, serves=serves
             )
         if change is Change.NONE:
             return p

@@ -212,7 +212,7 @@ class RingJob:
             self._send(group, lambda: take_end(group.orders, fenced=action.reason))
 
     def _commit(self, group: Group, action: m.SendCommit) -> Callable[[], Any]:
-        return lambda: take_commit(group.orders, action.step, action.epoch, action.leave, (), action.save)
+        return lambda: take_commit(group.orders, action.step, action.epoch, action.leave, audits=(), save=action.save)
 
     def _send(self, group: Group, change: Callable[[], Any], delay_s: float = 0.0) -> None:
         self._later.call(delay_s + self.rng.uniform(0.004, 0.020), lambda: group.take(change()))

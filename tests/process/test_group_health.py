@@ -178,12 +178,14 @@ def test_a_check_that_cannot_be_started_is_tried_again(
             return await health(tmp_path, guard).fault(start.group, start.group)
         return None
 
-    def begin(start: GroupStart) -> str:
+    def begin(start: GroupStart) -> None:
         begun.append(start)
-        return ""
 
     memory = LaunchMemory(GroupRestarts(1), Incarnations())
-    made = restarter.Restarter(lambda: True, Client(), memory, fault, begin, reported.append, lambda: False)  # type: ignore[arg-type]
+    job = restarter.RestartedJob(
+        trains=lambda: True, over=lambda: False, fault=fault, begin=begin, announce=reported.append
+    )
+    made = restarter.Restarter(job, Client(), memory)  # type: ignore[arg-type]
     asyncio.run(made.bring_back(GroupStart(1, 3)))
     assert (len(looks), begun) == (3, [GroupStart(1, 4, 1)])
     assert reported == [

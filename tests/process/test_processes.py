@@ -19,7 +19,7 @@ def test_a_process_stays_in_the_session_and_is_killed_with_what_it_started(tmp_p
         ended: asyncio.Queue[Child] = asyncio.Queue()
         with Processes() as processes:
             out = tmp_path / "out"
-            child = processes.start("one", [sys.executable, "-c", code], os.environ, out, ended.put_nowait)
+            child = processes.start("one", [sys.executable, "-c", code], os.environ, out, ended=ended.put_nowait)
             while not out.read_text().endswith("\n"):
                 await asyncio.sleep(0.01)
             started = int(out.read_text())

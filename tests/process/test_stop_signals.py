@@ -133,7 +133,9 @@ def test_an_exit_code_alone_is_no_proof_that_a_job_is_finished(tmp_path: Path) -
     run_dir = RunDirectory(tmp_path)
 
     def ended() -> EndedAttempt:
-        return ended_attempt(run_dir, ExitCode.FINISHED, lambda: "", (), 2, JobProgress(), lambda text: None)
+        return ended_attempt(
+            run_dir, ExitCode.FINISHED, lambda: "", (), groups=2, before=JobProgress(), reported=lambda text: None
+        )
 
     assert ended().code is ExitCode.FAILED
     assert "never said that the job is finished" in ended().reason

@@ -208,7 +208,7 @@ def taken(orders: Orders, order: m.Action | TicketStream) -> Orders:
         at = ("",) * len(order.view.offer.donors) if order.view.offer else ()
         return take_view(orders, order.view, "", at)[0]
     if isinstance(order, m.SendCommit):
-        return take_commit(orders, order.step, order.epoch, order.leave, (), order.save)[0]
+        return take_commit(orders, order.step, order.epoch, order.leave, audits=(), save=order.save)[0]
     if isinstance(order, m.SendFenced):
         return take_end(orders, fenced=order.reason)[0]
     assert isinstance(order, m.SendStop)

@@ -175,7 +175,9 @@ def test_a_patch_ends_as_early_as_possible(
     remaining = {group: data.draw(st.integers(0, 6)) for group in able}
     missing = sorted(data.draw(st.sets(st.integers(0, num_groups * per_shard - 1), min_size=1, max_size=8)))
     given = np.array([remaining.get(group, 0) for group in range(num_groups)])
-    found = patch(placement, able, [], missing, given, per_shard, "microbatch", slow)
+    found = patch(
+        placement, able, [], missing, remaining=given, pieces_per_shard=per_shard, granularity="microbatch", slow=slow
+    )
     assert isinstance(found, Patch)
     takes = np.array([slow.get(group, USUAL) for group in able])
     had = np.array([remaining[group] for group in able])

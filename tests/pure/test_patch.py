@@ -85,7 +85,15 @@ def test_least_loads_by_brute_force(
         every = range(num_groups * per_shard)
         missing = sorted(data.draw(st.sets(st.sampled_from(every), min_size=1, max_size=7)))
         blocks = [(piece // per_shard, 1) for piece in missing]
-    found = patch(placement, able, last_resort, missing, table(remaining, num_groups), per_shard, granularity)
+    found = patch(
+        placement,
+        able,
+        last_resort,
+        missing,
+        remaining=table(remaining, num_groups),
+        pieces_per_shard=per_shard,
+        granularity=granularity,
+    )
     hosts = {shard: takers(placement, shard, able, last_resort) for shard, _ in blocks}
     if isinstance(found, WipeOut):
         assert found.shards == tuple(shard for shard in hosts if not hosts[shard])
@@ -108,7 +116,15 @@ def test_no_single_block_can_go_to_a_less_loaded_host(seed: int, granularity: st
     plan = first_assignment(placement, per_shard, granularity)
     missing = [piece for group in lost for piece in plan.pieces_of(group)]
     remaining = {group: int(rng.integers(0, 17)) for group in able}
-    found = patch(placement, able, [], missing, table(remaining, 200), per_shard, granularity)
+    found = patch(
+        placement,
+        able,
+        [],
+        missing,
+        remaining=table(remaining, 200),
+        pieces_per_shard=per_shard,
+        granularity=granularity,
+    )
     assert isinstance(found, Patch)
     check(placement, able, [], missing, per_shard, found)
     load = {group: remaining[group] + len(found.added.get(group, ())) for group in able}
@@ -118,14 +134,24 @@ def test_no_single_block_can_go_to_a_less_loaded_host(seed: int, granularity: st
         for shard in set(shards):
             assert shards.count(shard) % size == 0
             assert all(load[other] + size >= load[group] for other in takers(placement, shard, able, []))
-    again = patch(placement, able[::-1], [], missing[::-1], table(remaining, 200), per_shard, granularity)
+    again = patch(
+        placement,
+        able[::-1],
+        [],
+        missing[::-1],
+        remaining=table(remaining, 200),
+        pieces_per_shard=per_shard,
+        granularity=granularity,
+    )
     assert again == found
 
 
 def test_chain_through_an_earlier_block() -> None:
     """Shard 1 has hosts 1 and 0, shard 2 only 1: the piece of shard 1, placed first, must give way."""
     placement = placement_from_offsets(4, (0, 1))
-    found = patch(placement, [0, 1], [], [1, 2], table({0: 5, 1: 5}, 4), 1, "microbatch")
+    found = patch(
+        placement, [0, 1], [], [1, 2], remaining=table({0: 5, 1: 5}, 4), pieces_per_shard=1, granularity="microbatch"
+    )
     assert isinstance(found, Patch)
     assert (found.added, found.load_max) == ({0: (1,), 1: (2,)}, 6)
     assert found.reason == (
@@ -135,7 +161,15 @@ def test_chain_through_an_earlier_block() -> None:
 
 def test_joiners_only_where_nobody_else_can() -> None:
     placement = placement_from_offsets(4, (0, 1))
-    found = patch(placement, [0], [1, 2], [0, 1, 2, 3, 4], table({0: 100}, 4), 2, "microbatch")
+    found = patch(
+        placement,
+        [0],
+        [1, 2],
+        [0, 1, 2, 3, 4],
+        remaining=table({0: 100}, 4),
+        pieces_per_shard=2,
+        granularity="microbatch",
+    )
     assert isinstance(found, Patch)
     # Shards 0 and 1 have host 0, which holds the state; shard 2 has only joiners 1 and 2.
     assert {group: len(pieces) for group, pieces in found.added.items()} == {0: 4, 2: 1}
@@ -144,7 +178,7 @@ def test_joiners_only_where_nobody_else_can() -> None:
 def test_blocks_of_different_size_stay_whole() -> None:
     placement = build_placement(5, 5)
     missing = [0, 1, 2, 3, 4, 6, 7, 9]
-    found = patch(placement, [1, 2, 3], [], missing, table({}, 5), 3, "shard")
+    found = patch(placement, [1, 2, 3], [], missing, remaining=table({}, 5), pieces_per_shard=3, granularity="shard")
     assert isinstance(found, Patch)
     check(placement, [1, 2, 3], [], missing, 3, found)
     assert sorted(p for pieces in found.added.values() for p in pieces) == missing
@@ -154,11 +188,21 @@ def test_blocks_of_different_size_stay_whole() -> None:
 
 
 def test_wipe_out_names_the_shards() -> None:
-    found = patch(placement_from_offsets(4, (0, 1)), [0], [], [1, 4, 5], table({}, 4), 2, "microbatch")
+    found = patch(
+        placement_from_offsets(4, (0, 1)),
+        [0],
+        [],
+        [1, 4, 5],
+        remaining=table({}, 4),
+        pieces_per_shard=2,
+        granularity="microbatch",
+    )
     assert found == WipeOut((2,), "wipe-out: 2 lost pieces of shards 2 have no live host left")
 
 
 def test_nothing_missing() -> None:
-    found = patch(build_placement(3, 2), [0, 1], [], [], table({0: 4}, 3), 2, "shard")
+    found = patch(
+        build_placement(3, 2), [0, 1], [], [], remaining=table({0: 4}, 3), pieces_per_shard=2, granularity="shard"
+    )
     assert isinstance(found, Patch)
     assert (found.added, found.load_max) == ({}, 4)

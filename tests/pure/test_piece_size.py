@@ -133,7 +133,9 @@ def test_the_choice_is_the_least_of_a_plain_loop(
     times = {}
     for c in (c for c in range(1, microbatches + 1) if microbatches % c == 0):
         job_attempts, loads = expected_load(number, redundancy, microbatches // c)
-        weights = time_shares(number, job_attempts.survival, mtbf_s, 1000 * 22.0, rejoin_s, 0, after)
+        weights = time_shares(
+            number, job_attempts.survival, mtbf_s, 1000 * 22.0, rejoin_s=rejoin_s, standby_groups=0, restart_after=after
+        )
         mean = 0.0
         for k, weight in enumerate(weights):
             work = loads.after[min(k, len(loads.after) - 1)]

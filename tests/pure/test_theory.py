@@ -170,14 +170,14 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
     blocks, scheme, _ = CELLS[num_groups]
     copies = endured.replication(num_groups, 3)
     found = ratio.outcome(
-        num_groups, np.full(num_groups, 3.0), copies.survival, ratio.PatchCost(0.0), costs, planned=False
+        num_groups, np.full(num_groups, 3.0), copies.survival, ratio.PatchCost(0.0), costs=costs, planned=False
     )
     assert found is not None
     assert found.ratio == pytest.approx(blocks, rel=0.05)
     offsets = build_placement(num_groups, 9).offsets
     lifetimes = endured.endured(num_groups, offsets)
     loads = depth.work(num_groups, offsets, 1, lifetimes)
-    found = ratio.outcome(num_groups, loads.after, lifetimes.survival, ratio.PatchCost(0.1), costs, planned=False)
+    found = ratio.outcome(num_groups, loads.after, lifetimes.survival, ratio.PatchCost(0.1), costs=costs, planned=False)
     assert found is not None
     assert found.ratio == pytest.approx(scheme, rel=0.05)
     assert found.restart_after is None
@@ -185,7 +185,7 @@ def test_expected_course_against_the_published_runs(num_groups: int) -> None:
 
 def test_no_losses_cost_only_saves() -> None:
     costs = ratio.Costs(1e15, 60, 1, 10, 1, jitter=0.0)
-    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), ratio.PatchCost(0.0), costs)
+    found = ratio.outcome(4, np.ones(4), np.array([1.0, 1.0, 0.5, 0.0, 0.0]), ratio.PatchCost(0.0), costs=costs)
     assert found is not None
     assert found.ratio == pytest.approx(1.0, abs=1e-3)
     assert found.availability == pytest.approx(1.0, abs=1e-6)
@@ -208,7 +208,7 @@ def test_standbys_and_rejoin_help() -> None:
         if costs.rejoin_s is not None:
             found = rejoin.steady_course(200, rejoin.Sharing(5, 16, loads.after, lifetimes.survival), costs)
         else:
-            found = ratio.outcome(200, loads.after, lifetimes.survival, ratio.PatchCost.spread(16, 4), costs)
+            found = ratio.outcome(200, loads.after, lifetimes.survival, ratio.PatchCost.spread(16, 4), costs=costs)
         assert found is not None
         return found
 

@@ -229,6 +229,7 @@ def test_parts_of_a_large_model_have_an_index(tmp_path: Path) -> None:
     run(tmp_path / "hf", tmp_path / "ours", "hf", "core")
     run_it(tmp_path / "ours", "megatron", tmp_path / "parts", Wish("hf", part_bytes=100_000), lambda *_: None)
     assert len(list((tmp_path / "parts").glob("model-*.safetensors"))) > 2
+    assert all(path.is_file() for path in (tmp_path / "parts").iterdir()), "something unfinished was left"
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "parts")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 

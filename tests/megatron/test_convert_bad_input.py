@@ -160,6 +160,18 @@ def test_an_index_that_is_wrong(text: str, sentence: str, model: Callable[[str],
     refused(folder, capsys, sentence)
 
 
+def test_an_index_that_names_the_other_file(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    parts(folder)
+    path = folder / f"{FILE}.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = next(
+        name for name in set(index["weight_map"].values()) if name != index["weight_map"]["lm_head.weight"]
+    )
+    path.write_text(json.dumps(index))
+    refused(folder, capsys, "has lm_head.weight, but it has not")
+
+
 # ---------------------------------------------------------------- tensors that nobody reads
 
 

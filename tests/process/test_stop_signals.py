@@ -183,3 +183,31 @@ def test_a_signal_to_a_child_of_a_rank_is_not_the_ranks() -> None:
     """As torch ends the processes that load data."""
     ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.splitlines() == [f"{signal.SIGTERM.value} []", "['signal SIGUSR1']"], ran.stderr
+
+
+TORCHRUN = """
+import os, signal, time
+from types import SimpleNamespace
+from spare_megatron.worker import signals
+signals.LOST_S = 0.3
+asked, over = [], False
+class Session:
+    orders = SimpleNamespace(over=False, version=1)
+    def request_stop(self, why):
+        asked.append(why)
+    def wait(self, version, timeout_s):
+        assert 0 < timeout_s <= signals.LOST_S, timeout_s
+        time.sleep(timeout_s)
+        return self.orders
+with signals.stop_on_signals(SimpleNamespace(launcher="torchrun", lent=False), Session()):
+    os.kill(os.getpid(), signal.SIGTERM)
+    until_s = time.monotonic() + 20
+    while not asked and time.monotonic() < until_s:
+        time.sleep(0.01)
+print(asked)
+"""
+
+
+def test_torchruns_signal_to_a_group_that_is_not_lost_stops_the_job() -> None:
+    ran = subprocess.run([sys.executable, "-c", TORCHRUN], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.splitlines() == ["['signal SIGTERM']"], ran.stderr

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from spare_megatron.control_plane.group_aggregation import MinOverRanks, joined_digests
 from spare_megatron.control_plane.reports import RankCaughtUp, RankReady, RankVoid, RankWithdrawn
+from spare_megatron.protocol.learner import NO_OFFER
 from spare_megatron.protocol.messages import CaughtUp, Ready, Void, Withdrawn
 from spare_megatron.protocol.view import MemberId, View
 
@@ -44,6 +45,8 @@ class LearnerReports:
         """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
         have been made and have ended without a view that tells of it."""
         self._view = view
+        if not view.is_member and self._caught_up.reached[0] == NO_OFFER:  # what it had without an offer is gone
+            self._caught_up, self._last = MinOverRanks(self.size, (-1, -1)), None
         served = {offer.number for offer in view.serves}
         self._withdrawn = {number: report for number, report in self._withdrawn.items() if number in served}
         return self._ready_now()
@@ -71,9 +74,9 @@ class LearnerReports:
         ready = self._ready_now()
         if ready is not None:
             yield ready
-        offer = self._view.offer if self._view else None
+        number = NO_OFFER if self._view is None or self._view.offer is None else self._view.offer.number
         for report in (self._last, self._void):
-            if report is not None and offer is not None and report.number == offer.number:
+            if report is not None and report.number == number:
                 yield report
         yield from self._withdrawn.values()
 

@@ -72,10 +72,6 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
         (splits(ns, shape), "--use-distributed-optimizer divides it over the inner ranks of each group instead"),
         (ns.fp16, "the loss scale of --fp16 needs all gradients of all groups; use --bf16"),
         (ns.num_experts, "that of experts has optimizers of its own; leave --num-experts out"),
-        (
-            ns.spare_max_group_restarts,
-            "none of them has all that a lost group would need to come back; give --spare-max-group-restarts 0",
-        ),
         (ns.overlap_grad_reduce, "gathers have their turn between reductions; leave --overlap-grad-reduce out"),
         (ns.log_num_zeros_in_grad, "none of them counts the zeros of all; leave --log-num-zeros-in-grad out"),
         (

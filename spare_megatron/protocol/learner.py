@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from spare_megatron.protocol.view import Offer
 
+NO_OFFER = 0
+"""The number in the ``CaughtUp`` of a joiner that got the weights without an offer (protocol.state_shards)."""
+
 
 @dataclass(frozen=True)
 class Learner:

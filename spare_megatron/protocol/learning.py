@@ -8,7 +8,7 @@ from __future__ import annotations
 from spare_megatron.protocol import offers, state_shards
 from spare_megatron.protocol.audits import name_groups
 from spare_megatron.protocol.changed_copy import replace
-from spare_megatron.protocol.learner import Learner
+from spare_megatron.protocol.learner import NO_OFFER, Learner
 from spare_megatron.protocol.membership import lose, send_back, take
 from spare_megatron.protocol.messages import (
     CaughtUp,
@@ -24,9 +24,6 @@ from spare_megatron.protocol.messages import (
 )
 from spare_megatron.protocol.state import State
 from spare_megatron.protocol.transition import Transition, decide, ignore, stop, taken_by
-
-NO_OFFER = 0
-"""The number in the ``CaughtUp`` of a joiner that got the weights without an offer (protocol.state_shards)."""
 
 
 def enter(state: State, event: Hello) -> Transition:

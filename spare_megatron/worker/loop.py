@@ -11,16 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from spare_megatron.config.errors import ConfigError
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.saves import saver
-from spare_megatron.worker.catch_up import CatchUp
 from spare_megatron.worker.donor import Donor
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.saving import Ask
-from spare_megatron.worker.step import Committed, SentBackError, StepRunner
+from spare_megatron.worker.step import Committed, Joined, SentBackError, StepRunner
 from spare_megatron.worker.ticket_reader import LeaveError
 
 
@@ -36,6 +34,13 @@ class Saver(Protocol):
         """Wait until nothing is being written."""
 
 
+class Learns(Protocol):
+    """How a rank of a group that comes back gets the state of the others."""
+
+    def learn(self) -> Joined:
+        """Wait until the group is a member and the engine holds t*; called again when the group was sent back."""
+
+
 @dataclass
 class TrainingLoop:
     """Drives one rank from the first view to the end of the job."""
@@ -47,7 +52,7 @@ class TrainingLoop:
     first_step: int
     """The step whose state the engine holds at the start."""
     donor: Donor
-    catch_up: CatchUp
+    catch_up: Learns
     parts: RankParts = field(default_factory=RankParts)
     """Takes note of what this rank does when."""
     _save_cost: Mapping[str, float] = field(default_factory=dict, init=False)
@@ -61,11 +66,6 @@ class TrainingLoop:
         """Train until the job is over for this rank; returns the orders that say how it ended."""
         try:
             orders = self._wait_for_view()
-            if self.runner.shards is not None and not orders.view.is_member:
-                raise ConfigError(
-                    f"the job goes on without group {orders.view.group}, which cannot come back: with "
-                    "--spare-state-redundancy below the number of groups nobody has a whole state to give it"
-                )
             joined = None if orders.view.is_member else self.catch_up.learn()
             step = joined.step if joined else self.first_step
             while not self._ends(self.session.orders, step + 1):

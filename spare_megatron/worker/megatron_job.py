@@ -268,7 +268,7 @@ def _train(built: _BuiltJob) -> ExitCode:
     gather = None
     if job.divides_state:
         saves = job.checkpoint.save is not None and not job.checkpoint.no_save_optim
-        gather = ShardGather(engine.shards, start.step, checked.injector.fire, saves=saves)
+        gather = ShardGather(engine.shards, carrying, start.step, checked.injector.fire, saves=saves)
     gathering = carrying if gather is None else GatheringEngine(carrying, gather)
     reporting = ReportingEngine(gathering, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, built.datasets, start)

@@ -16,6 +16,10 @@ Where the commit of a step orders a save, or ends the run of a job that saves, t
 parameters in that gather, one shard after the other. The group that saves keeps it, in host memory, until it has taken
 its share of the checkpoint; the others have one shard of it at a time.
 
+The gather with which an epoch begins also brings what is no part of any shard (scales of sums, the learning-rate
+schedule, a script's own state): the lowest of the primaries puts it in. So a group that comes back, or a standby that
+takes its place, has all that it needs after that gather (:mod:`spare_megatron.worker.shard_joining`).
+
 Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before the state
 of all new hosts is there. Nobody is blamed for a gather that its epoch has ended; one that fails by itself is a failed
 vote.
@@ -35,7 +39,9 @@ from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import ReductionResult
 from spare_megatron.protocol.view import View
+from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.engine_decorator import PassThrough
+from spare_megatron.worker.packed_state import packed
 from spare_megatron.worker.ticket_reader import LeaveError
 
 LOOK_S = 0.05
@@ -76,11 +82,17 @@ class ShardGather:
     """The thread. ``look`` is for the control thread, all other methods are for the training thread."""
 
     def __init__(
-        self, shards: Shards, first_step: int, inject: Callable[[str, int, int], None], *, saves: bool
+        self,
+        shards: Shards,
+        engine: StepEngine,
+        first_step: int,
+        inject: Callable[[str, int, int], None],
+        *,
+        saves: bool,
     ) -> None:
-        """``inject(point, step, n)`` is called where a fault can be injected; ``saves``: the checkpoints of this job
-        have the optimizer's state."""
-        self._shards, self._inject, self._saves = shards, inject, saves
+        """``engine`` has the state that is in no shard. ``inject(point, step, n)`` is called where a fault can be
+        injected; ``saves``: the checkpoints of this job have the optimizer's state."""
+        self._shards, self._engine, self._inject, self._saves = shards, engine, inject, saves
         self._changed = threading.Condition()
         self._view: View | None = None
         """Of the newest epoch, as it began."""
@@ -100,6 +112,12 @@ class ShardGather:
         """A step, and the state of all shards after it."""
         self._received: dict[int, torch.Tensor] = {}
         """State of shards that the group is to keep, after the step of :attr:`_done`."""
+        self._joins = False
+        """Whether the group is no member, or one that has not caught up: it has nothing to put in."""
+        self._takes_part = True
+        """Of a group that joins: whether the training thread has seen that it is a member."""
+        self._unsharded: torch.Tensor | None = None
+        """For a group that joins: what is in no shard, as a member packed it."""
         self._turn = threading.Lock()
         """Held in a reduction."""
         self._closing = False
@@ -113,6 +131,8 @@ class ShardGather:
         """Note a newer epoch."""
         with self._changed:
             self._view = orders.view
+            if not orders.view.is_member:
+                self._joins, self._takes_part = True, False
             self._changed.notify_all()
 
     def start(self, session: Session, sums: Sums) -> None:
@@ -126,10 +146,43 @@ class ShardGather:
             self._closing = True
             self._changed.notify_all()
 
+    def empty(self) -> None:
+        """The group is no member: keep no shard. Not called before the first view."""
+        with self._turn:
+            self._shards.keep((), {})
+
+    def join(self, step: int, epoch: int) -> torch.Tensor | None:
+        """The group is a member in ``epoch``, in which ``step`` is t*, and has not caught up: take part in gathers.
+        Returns what is in no shard, as :func:`~spare_megatron.worker.packed_state.packed`, once all parameters after
+        ``step`` are here; None where the epoch has ended before."""
+        with self._turn, self._changed:
+            if self._applied != step or self._unsharded is None:  # what it has is older, or not the job's
+                self._shards.keep((), {})
+                self._received, self._unsharded, self._whole = {}, None, -1
+            self._applied, self._joins, self._takes_part = step, True, True
+            self._note_save(step)
+            self._changed.notify_all()
+        with self._changed:
+            while self._done != (epoch, step):
+                if self._is_over(epoch):
+                    return None
+                self._session.progress("start", step, 0)
+                self._wait()
+        self._install()
+        return self._unsharded
+
+    def caught_up(self, view: View) -> None:
+        """The group has caught up, and reports what it has as a new host."""
+        with self._changed:
+            self._joins = False
+        self._say_have(view)
+
     def settle(self, step: int) -> None:
         """The optimizers have applied ``step``: return when all parameters after it are here, and the group keeps what
-        it is to keep. Raises LeaveError where the job is over before."""
+        it is to keep. A group that joins has nothing to wait for. Raises LeaveError where the job is over before."""
         with self._changed:
+            if self._joins:
+                return
             self._applied = step
             self._note_save(step)
             self._changed.notify_all()
@@ -236,15 +289,15 @@ class ShardGather:
 
     def _due(self) -> tuple[View, int] | None:
         view = self._view
-        if view is None or not view.is_member or self._applied < view.committed[0]:
+        if view is None or not view.is_member or not self._takes_part or self._applied < view.committed[0]:
             return None
         if (view.epoch, self._applied) <= self._ended or (self._failure is not None and self._ended[0] == view.epoch):
             return None
         return view, self._applied
 
     def _gather(self, view: View, step: int, first: bool) -> None:
-        """Take part in the gather of the parameters after ``step``, of the state of shards with new hosts if it is the
-        ``first`` one of its epoch, and of all state where it is to be saved."""
+        """Take part in the gather of the parameters after ``step``; if it is the ``first`` one of its epoch, of the
+        state of shards with new hosts and of what is in no shard; and of all state where it is to be saved."""
         primaries: dict[int, int] = {}
         for host in sorted((one for one in view.state_hosts if one.counts), key=lambda one: one.group):
             primaries.setdefault(host.shard, host.group)
@@ -254,7 +307,11 @@ class ShardGather:
         mine = {shard for shard, group in primaries.items() if group == view.group}
         new = sorted({host.shard for host in view.state_hosts if not host.counts}) if first else []
         self._inject("gather", step, 0)
+        gives = first and view.group == min(primaries.values())
+        unsharded = packed(self._engine) if gives else torch.zeros(0, dtype=torch.int32)
+        size = torch.tensor([unsharded.numel()], dtype=torch.int32)
         tensors = [self._shards.weights(mine), *(self._state(shard, shard in mine) for shard in new)]
+        tensors += [size.to(tensors[0].device)] * first
         received, saved = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
         with self._turn:
             outcome = self._summed(view, tensors)
@@ -263,20 +320,25 @@ class ShardGather:
                     self._shards.take_weights(outcome.tensors[0], self._shards.kept or ())
                 hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
                 lacking = hosted - (self._shards.kept or frozenset())
-                received = {
-                    shard: one.clone() for shard, one in zip(new, outcome.tensors[1:], strict=True) if shard in lacking
-                }
+                got = zip(new, outcome.tensors[1 : 1 + len(new)], strict=True)
+                received = {shard: one.clone() for shard, one in got if shard in lacking}
+            if outcome.ok and first:
+                numel = int(outcome.tensors[-1].item())
+                put = unsharded if gives else torch.zeros(numel, dtype=torch.int32)
+                outcome = self._summed(view, [put.to(tensors[0].device)])
+                if outcome.ok and self._joins:
+                    self._unsharded = outcome.tensors[0].to("cpu", copy=True)
             for shard in range(self._shards.number if self._ordered == step else 0):
                 if not outcome.ok:
                     break
                 self._inject("gather", step, 1 + shard)
                 outcome = self._summed(view, [self._state(shard, shard in mine)])
-                if outcome.ok and view.group in (self._saver, min(view.live_groups)):
+                if outcome.ok and view.group in (self._saver, min(view.live_groups)) and not self._joins:
                     saved[shard] = outcome.tensors[0].to("cpu", copy=True)
             if outcome.stale:
                 self._wait_for_newer(view.epoch)
                 return
-        self._end(view, step, outcome, received, saved)
+            self._end(view, step, outcome, received, saved)
 
     def _summed(self, view: View, tensors: Sequence[torch.Tensor]) -> ReduceOutcome:
         return self._sums.reduce(view.epoch, Reduction(tensors), lambda: self._is_over(view.epoch))
@@ -306,7 +368,7 @@ class ShardGather:
                 self._failure = outcome
             self._changed.notify_all()
         if outcome is not None and outcome.ok:
-            if received:
+            if received and not self._joins:
                 self._say_have(view)
         elif outcome is not None:
             detail = f"the gather of the parameters after step {step} failed: {outcome.error}"
@@ -315,13 +377,15 @@ class ShardGather:
             )
 
     def _say_have(self, view: View) -> None:
-        """Report which shards this rank has of those of which its group is a new host, and which it can never have."""
+        """Report which shards this rank has of those of which its group is a new host, and which it can never have. A
+        group that joins has none before it has caught up."""
         with self._changed:
             there = (self._shards.kept or frozenset()) | self._received.keys()
         for host in view.state_hosts:
             if host.member == view.receiver and not host.counts:
                 if host.shard in there:
-                    self._session.have(view.epoch, host.shard, whole=True)
+                    if not self._joins:
+                        self._session.have(view.epoch, host.shard, whole=True)
                 elif host.donor is None:
                     self._session.have(view.epoch, host.shard, whole=False)
 

@@ -195,7 +195,7 @@ class StepRunner:
         while True:
             orders = self.session.orders if joined is None else same_orders(self.session, self.gather)
             view = orders.view
-            if joined is not None and not orders.over and not joined.counts_in(orders):
+            if joined is not None and not orders.over and self._is_sent_back(joined, orders, attempt):
                 raise SentBackError(f"group {view.group} is to be brought up to date again")
             if view.committed[0] >= step:
                 return self._committed(step, view, attempt, times)
@@ -216,6 +216,14 @@ class StepRunner:
                 share = share or self._share(times)
                 if word.epoch == view.epoch:
                     self._attempt(view, share, attempt, times)
+
+    def _is_sent_back(self, joined: Joined, orders: Orders, attempt: _Attempt) -> bool:
+        """Whether what a joiner holds counts no more. It may have been sent back and become a member again without a
+        view that says so: then the step is committed in an epoch in which it has not voted, or begins again."""
+        committed, entry = orders.view.committed, self._reader.next(orders)
+        left = committed[0] >= self._step and committed != (self._step, attempt.epoch)
+        again = isinstance(entry, Begin) and entry.step == self._step
+        return left or again or not joined.counts_in(orders)
 
     def vote_on_the_end(self, step: int, view: View) -> None:
         """Vote on the weights after ``step``, the last one, in the epoch of ``view``: as a step after it without

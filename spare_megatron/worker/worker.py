@@ -34,9 +34,10 @@ from spare_megatron.worker.donor import Donor
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.group_rounds import gather_in_group
-from spare_megatron.worker.loop import Saver, TrainingLoop
+from spare_megatron.worker.loop import Learns, Saver, TrainingLoop
 from spare_megatron.worker.rank_parts import RankParts, WrittenRankParts
 from spare_megatron.worker.shard_gather import ShardGather
+from spare_megatron.worker.shard_joining import ShardJoining
 from spare_megatron.worker.shard_opening import Opens, ShardOpening
 from spare_megatron.worker.signals import stop_on_signals
 from spare_megatron.worker.step import StepRunner
@@ -116,7 +117,12 @@ def train_rank(
     parts = _parts(job, directory)
     donor = Donor(engine, session, transport, parts)
     gone_s = job.job.timeouts.heartbeat_timeout_s
-    catch_up = CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, not job.warm, parts)
+    cold = not job.warm
+    catch_up: Learns = (
+        CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, cold, parts)
+        if job.shards is None
+        else ShardJoining(engine, session, job.shards, gather, injector.fire, cold, parts)
+    )
     try:
         runner = StepRunner(
             engine,

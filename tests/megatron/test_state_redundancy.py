@@ -180,9 +180,8 @@ def test_a_group_has_memory_for_what_it_keeps() -> None:
         (["--spare-state-redundancy", "0"], "is not between 1 and the 3 groups of the job"),
         (["--spare-state-redundancy", "4"], "is not between 1 and the 3 groups of the job"),
         (["--spare-state-redundancy", "2", "--optimizer", "sgd"], "only that of Adam can be cut anywhere"),
-        (["--spare-state-redundancy", "2", "--spare-max-group-restarts", "3"], "give --spare-max-group-restarts 0"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(flags: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(sentence)):
-        parse_job(["--spare-max-group-restarts", "0", *FLAGS, *flags], launched(GROUPS))
+        parse_job([*FLAGS, *flags], launched(GROUPS))

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from spare_megatron.control_plane.group_aggregation import joined_digests
 from spare_megatron.control_plane.learner_reports import LearnerReports
 from spare_megatron.control_plane.reports import RankCaughtUp, RankReady, RankVoid, RankWithdrawn
+from spare_megatron.protocol.learner import NO_OFFER
 from spare_megatron.protocol.messages import CaughtUp, Ready, Void, Withdrawn
 from spare_megatron.protocol.view import Offer, View
 
@@ -92,3 +94,18 @@ def test_a_donor_that_serves_no_more_says_so_while_the_offer_is_listed(still_lis
     assert one.receive(1, RankWithdrawn(7, "it too")) is None
     one.reported(serving if still_listed else MEMBER)
     assert list(one.again()) == ([word] if still_listed else [])
+
+
+def test_without_an_offer_a_group_that_was_sent_back_has_caught_up_anew() -> None:
+    """Groups that keep only some state shards join without an offer (docs/protocol.md, rule 28)."""
+    one, caught = reports(), CaughtUp(*ME, NO_OFFER, 22, joined_digests(["a", "b"]))
+    assert one.reported(MEMBER) is None
+    assert one.receive(0, RankCaughtUp(NO_OFFER, 22, "a")) is None
+    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b")) == caught
+    assert list(one.again()) == [caught]
+    assert one.reported(replace(LEARNS, epoch=5, committed=(22, 3), step=23)) == Ready(*ME)
+    assert list(one.again()) == [Ready(*ME)]
+    assert one.reported(replace(MEMBER, epoch=6)) is None
+    assert list(one.again()) == []
+    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b")) is None
+    assert one.receive(0, RankCaughtUp(NO_OFFER, 22, "a")) == caught

@@ -8,6 +8,9 @@ Not part of it: gradients; what follows from the step alone (random numbers, dat
 step begins anew (routing counts, losses); and fp8 scales, which follow from what a rank computed last and are not equal
 in two groups: whoever takes over begins them anew, as a job does.
 
+Where the group keeps only some state shards, parameters and shards are not part of it either: groups gather these
+(:mod:`spare_megatron.worker.shard_gather`).
+
 Where this rank has a whole fp32 copy of a half-precision parameter, the copy is the state, and the parameter is rounded
 from it, as in each update. A distributed optimizer has only a part of that copy here, so the parameter is state too.
 """
@@ -49,7 +52,10 @@ class TransferableState:
         optimizer states, in the memory that training uses. In the order of names, which is that in which they travel, a
         shard is one range of bytes. No collective."""
         replica = self.replica
-        seen = {half.data_ptr() for part in _parts(replica) for half in _rounded(part)}
+        if self.shards.kept is None:
+            seen = {half.data_ptr() for part in _parts(replica) for half in _rounded(part)}
+        else:
+            seen = {parameter.data_ptr() for chunk in replica.chunks for parameter in chunk.parameters()}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in model_tensors(replica):
             if tensor.data_ptr() not in seen and not name.endswith(_FP8):
@@ -58,7 +64,7 @@ class TransferableState:
         if self.exact is not None:
             found |= {f"exact.{key}": one for key, one in self.exact.format.tensors.items()}
         found = {name: in_memory_order(tensor.detach()) for name, tensor in found.items()}
-        for one in self.shards.tensors(range(self.shards.number)):
+        for one in self.shards.tensors(range(self.shards.number) if self.shards.kept is None else ()):
             found[f"state shard {one.shard:05}.{one.place}.{one.kind}"] = one.tensor
         return found
 
@@ -67,13 +73,15 @@ class TransferableState:
         that are no tensors, and in exact modes the digest of each state shard, which is equal on all donors. No
         collective."""
         replica = self.replica
-        give_first_state(replica)
+        divided = self.shards.kept is not None
+        if not divided:
+            give_first_state(replica)
         schedule = {name: value for name, value in vars(replica.scheduler).items() if name != "optimizer"}
         return {
-            "optimizers": [_values_of(part) for part in _parts(replica)],
+            "optimizers": [_values_of(part, counts=not divided) for part in _parts(replica)],
             "schedule": schedule,
             "exact": None if self.exact is None else self.exact.format.values,
-            **({} if self.exact is None else self._shard_digests()),
+            **({} if self.exact is None or divided else self._shard_digests()),
         }
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
@@ -83,15 +91,18 @@ class TransferableState:
         Raises RuntimeError where what is in a state shard is not what the other rank had in it."""
         replica = self.replica
         self.applied = step
-        give_first_state(replica)
+        divided = self.shards.kept is not None
+        if not divided:
+            give_first_state(replica)
         for part, reported in zip(_parts(replica), values["optimizers"], strict=True):
-            _adopt_values(part, reported)
-            if hasattr(part, _HALVES):
+            _adopt_values(part, reported, counts=not divided)
+            if hasattr(part, _HALVES) and not divided:
                 part._copy_main_params_to_model_params()
         vars(replica.scheduler).update(values["schedule"])
         if self.exact is not None:
             self.exact.format.adopt(values["exact"])
-            unlike = [name for name, digest in self._shard_digests().items() if values[name] != digest]
+            digests = {} if divided else self._shard_digests()
+            unlike = [name for name, digest in digests.items() if values[name] != digest]
             if unlike:
                 raise RuntimeError(f"the state after step {step} came otherwise than it was: {', '.join(unlike)}")
 
@@ -119,21 +130,22 @@ def _updated(part: Any) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
             yield f"{number}.{index}", parameter, part.optimizer.state.get(parameter, {})
 
 
-def _values_of(part: Any) -> dict[str, Any]:
+def _values_of(part: Any, counts: bool) -> dict[str, Any]:
+    """What an optimizer has beside tensors; with ``counts`` also how often it has updated each of its tensors."""
     scaler = getattr(part, "grad_scaler", None)
     return {
         "options": [
             {name: _plain(value) for name, value in group.items() if name != "params"} for group in part.param_groups
         ],
-        "steps": [_plain(state["step"]) for _, _, state in _updated(part) if "step" in state],
+        "steps": [_plain(state["step"]) for _, _, state in _updated(part) if "step" in state] if counts else [],
         "scaler": {} if scaler is None else {name: _plain(one) for name, one in scaler.state_dict().items()},
     }
 
 
-def _adopt_values(part: Any, reported: Mapping[str, Any]) -> None:
+def _adopt_values(part: Any, reported: Mapping[str, Any], counts: bool) -> None:
     for group, options in zip(part.param_groups, reported["options"], strict=True):
         group.update({name: _like(group.get(name), value) for name, value in options.items()})
-    counting = [state for _, _, state in _updated(part) if "step" in state]
+    counting = [state for _, _, state in _updated(part) if "step" in state] if counts else []
     for state, count in zip(counting, reported["steps"], strict=True):
         state["step"] = _like(state["step"], count)
     if reported["scaler"]:

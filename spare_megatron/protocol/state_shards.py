@@ -66,6 +66,17 @@ def remaining(state: State) -> State:
     return replace(state, state_hosts=tuple(hosts))
 
 
+def copies_voted(state: State) -> dict[int, dict[int, str]]:
+    """Shard -> group -> the checksum of its copy, of the hosts that count and have voted it."""
+    found: dict[int, dict[int, str]] = {shard: {} for shard in range(state.job.state_shards)}
+    counting = {(host.shard, host.group) for host in state.state_hosts if host.counts}
+    for group, vote in state.votes.items():
+        for shard, checksum in vote.result.state:
+            if (shard, group) in counting:
+                found[shard][group] = str(checksum)
+    return found
+
+
 def compared(state: State) -> State:
     """The state at the commit for which all have voted: a new host counts whose vote had the state of its shard that
     the counting hosts have."""

@@ -157,10 +157,13 @@ class OptimizerShards:
 
     def digests(self, shards: Sequence[int]) -> list[int]:
         """64 bits for each of some shards, as :func:`kernels.digest`: equal state has equal digests on every machine.
+        Where this rank keeps only some, of the parameters that it has made from them too: those of others are copies.
         No collective."""
         found: dict[int, list[torch.Tensor]] = {shard: [] for shard in shards}
         for one in self.tensors(shards):
             found[one.shard].append(one.tensor)
+        for shard, tensors in found.items():
+            tensors += [held.model for held in self._held.get(shard, ())]
         return [kernels.digest(found[shard]) for shard in shards]
 
     def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:

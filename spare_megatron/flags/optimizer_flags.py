@@ -12,7 +12,6 @@ from argparse import Namespace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.flags import core_versions
 
 EMERGING = ("muon", "lion", "soap")
 PACKAGE = "emerging-optimizers"
@@ -74,10 +73,6 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
         (ns.num_experts, "that of experts has optimizers of its own; leave --num-experts out"),
         (ns.overlap_grad_reduce, "gathers have their turn between reductions; leave --overlap-grad-reduce out"),
         (ns.log_num_zeros_in_grad, "none of them counts the zeros of all; leave --log-num-zeros-in-grad out"),
-        (
-            core_versions.installed() >= (0, 19),
-            "the norm of all gradients is taken by megatron-core 0.18 or older; install one of these",
-        ),
         (ns.log_params_norm, "none of them has all master weights; leave --log-params-norm out"),
     ):
         if refused:

@@ -267,6 +267,7 @@ def has_readable_common(directory: Path) -> bool:
 
 
 _LEARNING_RATES = ("max_lr", "min_lr")
+_NORM_GROUP = "grad_norm_group"
 SCHEDULED = (*_LEARNING_RATES, "start_wd", "end_wd")
 """Rates of a schedule that a parameter group may have of its own."""
 RATES = (*SCHEDULED, "optimizer")
@@ -309,19 +310,30 @@ def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
     return part.get_main_grads_for_grad_norm()  # type: ignore[no-any-return]
 
 
-def set_norm_gradients(part: Any, gradient: Callable[[Any], Any]) -> None:
+def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: int) -> None:
     """Have the norm of one of a chained optimizer's parts be that of ``gradient(main)`` of all that it updates now,
-    whatever it will update later. For versions before 0.19, in which all parameters count in one norm."""
+    whatever it will update later. Since 0.19 the layers that predict ``tokens_ahead`` further tokens have a norm of
+    their own (:func:`norm_gradients`)."""
     from megatron.core import tensor_parallel
     from megatron.core.transformer.module import param_is_not_shared
 
-    counted = [
-        gradient(main)
-        for main in part.get_parameters()
-        if param_is_not_shared(main)
-        and tensor_parallel.param_is_not_tensor_parallel_duplicate(main, getattr(part, "tp_group", None))
-    ]
-    part.get_main_grads_for_grad_norm = lambda: counted
+    counted: dict[str | None, list[Any]] = {}
+    for main in part.get_parameters():
+        if param_is_not_shared(main) and tensor_parallel.param_is_not_tensor_parallel_duplicate(
+            main, getattr(part, "tp_group", None)
+        ):
+            counted.setdefault(getattr(main, _NORM_GROUP, None), []).append(gradient(main))
+    if hasattr(part, "get_grads_for_grad_norm"):
+        part.get_grads_for_grad_norm = lambda separate=None: counted.get(separate, [])
+        part.has_grad_norm_group = lambda separate: tokens_ahead > 0
+    else:
+        part.get_main_grads_for_grad_norm = lambda: [one for group in counted.values() for one in group]
+
+
+def copy_norm_group(parameter: Any, part: Any) -> None:
+    """Have a part of a parameter be clipped by the same norm as the parameter."""
+    if hasattr(parameter, _NORM_GROUP):
+        setattr(part, _NORM_GROUP, getattr(parameter, _NORM_GROUP))
 
 
 def set_norm(chained: Any, norm: Callable[..., float]) -> None:

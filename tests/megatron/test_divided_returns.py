@@ -1,5 +1,5 @@
 """Groups come back to Megatron jobs in which each keeps only a part of the optimizer's state: weights after every step,
-and each shard of the state, are those of the job without failures whose groups keep all, bit for bit."""
+and each copy of a state shard, are those of the job without failures, bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spare_megatron.cli import drain as drain_command
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.monitor.waiting_counts import waiting_counts
 from spare_megatron.runtime.run_directory import RunDirectory
-from tests.megatron.test_state_redundancy import DIVIDED, check_bits, start, weights
+from tests.megatron.test_state_redundancy import DIVIDED, check_bits, start, weights, without_failures
 from tests.process.harness import Job
 
 pytestmark = pytest.mark.timeout(400)
@@ -23,11 +23,8 @@ BACK = "slow=12:group=0,position=0,step=4,at=forward,n=0"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The job without failures in which every group keeps all state."""
-    job = start(tmp_path_factory.mktemp("whole"))
-    job.finish(timeout_s=200)
-    return job
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return without_failures(tmp_path_factory.mktemp("undisturbed"))
 
 
 def members(job: Job) -> list[int]:
@@ -35,14 +32,14 @@ def members(job: Job) -> list[int]:
     return [line["live_groups"] for line in job.metrics]
 
 
-def test_groups_come_back_and_host_shards_again(tmp_path: Path, whole: Job) -> None:
+def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job) -> None:
     """Saves are ordered while a group comes back, and with the commit that makes it a member."""
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
     saves = ("--save", str(tmp_path / "save"), "--save-interval", "4")
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, *saves, inject=(*kills, BACK, BACK.replace("step=4", "step=7")))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
-    check_bits(job, whole)
+    check_bits(job, undisturbed)
     start(tmp_path / "whole", "--save", str(tmp_path / "of-whole"), "--save-interval", "4").finish(timeout_s=200)
     for step in (4, 8):
         one, other = (digest(tmp_path / where / f"iter_{step:07d}", optimizer=True) for where in ("save", "of-whole"))
@@ -59,14 +56,14 @@ def test_groups_come_back_and_host_shards_again(tmp_path: Path, whole: Job) -> N
     ids=["in its gather", "before it reports that it has caught up", "the lowest of those that give"],
 )
 def test_a_group_is_killed_while_another_comes_back(
-    tmp_path: Path, whole: Job, second: str, expected: list[int]
+    tmp_path: Path, undisturbed: Job, second: str, expected: list[int]
 ) -> None:
     kills = ("sigkill:group=1,step=2,at=reduce", second)
     waits = [BACK.replace("group=0", "group=2"), BACK.replace("group=0", "group=2").replace("step=4", "step=6")]
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     assert members(job) == expected, "a group was back too late, or never gone"
-    check_bits(job, whole)
+    check_bits(job, undisturbed)
 
 
 def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
@@ -84,7 +81,7 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     check_bits(job, some)
 
 
-def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, whole: Job) -> None:
+def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Job) -> None:
     job = start(
         tmp_path / "run", *DIVIDED, *RETURNS, "--spare-standby-groups", "1", inject=(BACK, BACK.replace("4", "5"))
     )
@@ -92,14 +89,14 @@ def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, whole: Jo
     job.kill(*job.pids(1))
     job.finish(timeout_s=200)
     assert members(job)[3:] == [2, 3, 3, 3, 3], "the standby was too late"
-    check_bits(job, whole)
+    check_bits(job, undisturbed)
 
 
-def test_the_only_copy_of_a_shard_moves_before_its_group_leaves(tmp_path: Path, whole: Job) -> None:
+def test_the_only_copy_of_a_shard_moves_before_its_group_leaves(tmp_path: Path, undisturbed: Job) -> None:
     job = start(tmp_path / "run", "--spare-state-redundancy", "1", inject=(BACK,))
     job.wait_for_step(3, 100)
     assert drain_command.main([str(job.run_dir), "--group", "1", "--no-wait"]) == 0
     job.finish(timeout_s=200)
     assert members(job)[0] == 3
     assert members(job)[-1] == 2, "the group never left"
-    check_bits(job, whole)
+    check_bits(job, undisturbed)

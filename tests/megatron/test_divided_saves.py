@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from tests.megatron.test_state_redundancy import DIVIDED, FLAGS, GROUPS
+from tests.megatron.test_state_redundancy import DIVIDED, FLAGS, GROUPS, states
 from tests.process.harness import Job, launch
 
 pytestmark = pytest.mark.timeout(300)
@@ -91,3 +91,24 @@ def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, wh
     assert re.search(r"no copy is left of state shard \d", shown)
     job.finish(timeout_s=200)
     assert saved(tmp_path)["iter_0000008"] == whole["iter_0000008"]
+
+
+def test_sums_in_fp32(tmp_path: Path) -> None:
+    """Without failures the order of additions is that of whole groups. After a loss it is another one, as there; the
+    copies of a shard stay equal all the same, because each host gets the same sums."""
+    sums = ("--spare-reduce", "fp32")
+    jobs = {
+        name: start(tmp_path / name, *sums, *flags, inject=inject)
+        for name, flags, inject in (
+            ("whole", (), ()),
+            ("divided", DIVIDED, ()),
+            ("struck", DIVIDED, ("sigkill:group=0,step=4,at=gather",)),
+        )
+    }
+    for job in jobs.values():
+        job.finish(timeout_s=250)
+    assert saved(tmp_path / "divided") == saved(tmp_path / "whole")
+    assert "iter_0000008" in saved(tmp_path / "struck")
+    copies = states(jobs["struck"])
+    assert {step for step, _ in copies} == set(range(9))
+    assert all(len(checksums) == 1 for checksums in copies.values())

@@ -38,14 +38,6 @@ def start(run_dir: Path, *flags: str, inject: Sequence[str] = ()) -> Job:
     return launch(run_dir, *FLAGS, *flags, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """The job without failures in which every group keeps all state."""
-    job = start(tmp_path_factory.mktemp("whole"))
-    job.finish(timeout_s=200)
-    return job
-
-
 def results(job: Job) -> list[ReductionResult]:
     """What ok votes had."""
     events = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
@@ -69,14 +61,21 @@ def states(job: Job) -> dict[tuple[int, int], set[int]]:
     return found
 
 
+def without_failures(folder: Path) -> Job:
+    """The job without failures in which each state shard has two copies. It has the weights of the one in which every
+    group keeps all state."""
+    jobs = [start(folder / "whole"), start(folder / "divided", *DIVIDED)]
+    for job in jobs:
+        job.finish(timeout_s=200)
+    whole, divided = jobs
+    assert weights(divided) == weights(whole)
+    assert set(weights(divided)) == set(range(STEPS + 1)), "a step without votes"
+    return divided
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, whole: Job) -> Job:
-    """The job without failures in which each state shard has two copies."""
-    job = start(tmp_path_factory.mktemp("undisturbed"), *DIVIDED)
-    job.finish(timeout_s=200)
-    assert weights(job) == weights(whole)
-    assert set(weights(job)) == set(range(STEPS + 1)), "a step without votes"
-    return job
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    return without_failures(tmp_path_factory.mktemp("undisturbed"))
 
 
 def check_bits(job: Job, undisturbed: Job) -> None:
@@ -124,9 +123,17 @@ LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"
         (("--spare-inner-data-parallel", "2", "--global-batch-size", "12"), 2, ("sigkill:group=1,step=4,at=apply",)),
         pytest.param(("--tensor-model-parallel-size", "2"), 2, LAST, marks=pytest.mark.full),
         (("--spare-reduce", "exact32"), 1, LAST),
+        (("--mtp-num-layers", "1", "--position-embedding-type", "rope"), 1, LAST),
         (("--split", "90,10,0", "--eval-interval", "3", "--eval-iters", "2"), 1, ("sigkill:group=1,step=9,at=vote",)),
     ],
-    ids=["two stages, four chunks", "two inner replicas", "two tensor ranks", "exact32", "evaluation, the last round"],
+    ids=[
+        "two stages, four chunks",
+        "two inner replicas",
+        "two tensor ranks",
+        "exact32",
+        "more tokens",
+        "evaluation, the last round",
+    ],
 )
 def test_other_jobs_have_the_same_bits_too(
     tmp_path: Path, flags: Sequence[str], size: int, kills: Sequence[str]

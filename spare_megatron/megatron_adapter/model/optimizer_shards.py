@@ -31,7 +31,7 @@ from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
     moments,
     plain,
 )
-from spare_megatron.megatron_adapter.core_differences import set_norm_gradients
+from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -252,7 +252,7 @@ class OptimizerShards:
         give_first_state(self._replica)
         updated = {id(span.updated.main): span.updated.parameter for spans in self._spans for span in spans}
         for part in self._replica.optimizer.chained_optimizers:
-            set_norm_gradients(part, lambda main: updated[id(main)].main_grad)
+            set_norm_gradients(part, lambda main: updated[id(main)].main_grad, self._replica.config.mtp_num_layers or 0)
 
     def _filled(self, shard: int, received: torch.Tensor) -> list[_Held]:
         """A shard of the state that a group gave as :meth:`state`."""
@@ -279,6 +279,8 @@ class OptimizerShards:
             part.optimizer.state.clear()
             for g, group in enumerate(part.optimizer.param_groups):
                 mine = sorted(of_group.get((number, g), ()), key=lambda one: (one.span.updated.at, one.span.start))
+                for one in mine:
+                    copy_norm_group(one.span.updated.parameter, one.main)
                 group["params"] = [one.main for one in mine]
                 part.optimizer.state.update({one.main: one.state for one in mine})
                 if hasattr(part, "float16_groups"):

@@ -195,8 +195,8 @@ def measured() -> str:
         half = gradient.clone()
         counted = []
         for call in (
-            lambda: library.accumulate(gradient, sums, 20, 0, 57, report),
-            lambda: library.accumulate(gradient, sums, 20, 0, 57, report, half, True),
+            lambda: library.adder(sums, 0, 57, report)(gradient, 20),
+            lambda: library.adder(sums, 0, 57, report)(gradient, 20, half, True),
             lambda: library.convert(segments, exponents, 0, sums, None, out, found),
             lambda: library.checksums(out.view(torch.int32), segments, report[:1]),
             lambda: library.finalize(torch.tensor([(0, count, 0, 0)]), out, out.clone(), 3.0, peaks),

@@ -52,6 +52,7 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
     weights = checksum_weights(0, count, device)
     double, whole = torch.empty(count, dtype=torch.float64, device=device), torch.empty_like(total)
     earlier, both = torch.randn(count, device=device), torch.empty(count, device=device)
+    add = reference.adder(total, 0, BOUND, report_)
     for dtype, kind in itertools.product((torch.float32, torch.bfloat16), ("", " + partial", ", two", ", first")):
         gradient = torch.randn(count, device=device).to(dtype)
         other = {" + partial": earlier, ", two": earlier.to(dtype)}.get(kind)
@@ -75,13 +76,13 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
             else:
                 rounded(torch.add(other, gradient, out=both), total.add_)
 
-        arguments = (gradient, total, EXPONENT, 0, BOUND, report_, other)
+        arguments = (gradient, total, EXPONENT, 0, BOUND, report_)
         yield Case(
             f"accumulate {str(dtype).removeprefix('torch.')}{kind}",
             (8 if named["first"] else 16) + gradient.element_size() + (0 if other is None else other.element_size()),
-            lambda arguments=arguments, named=named: kernels.accumulate(*arguments, **named),
+            lambda arguments=arguments, other=other, named=named: kernels.accumulate(*arguments, other=other, **named),
             sequence,
-            lambda arguments=arguments, named=named: reference.accumulate(*arguments, **named),
+            lambda gradient=gradient, other=other, named=named: add(gradient, EXPONENT, other, **named),
         )
 
     gradient, narrow = torch.randn(count, device=device), torch.zeros(count, dtype=torch.int32, device=device)
@@ -94,13 +95,12 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
         narrow.add_(whole)
         report_[0] += whole.mul_(weights).sum()
 
-    arguments32 = (gradient, narrow, exponents, 0, 30, report_, None)
     yield Case(
         "accumulate32 float32",
         12,
-        lambda: kernels.accumulate32(*arguments32),
+        lambda: kernels.accumulate32(gradient, narrow, exponents, 0, 30, report_),
         sequence32,
-        lambda: reference.accumulate(*arguments32),
+        lambda: reference.adder(narrow, 0, 30, report_)(gradient, exponents),
     )
     segments = torch.tensor([(0, count, 0)])
     yield Case(

@@ -115,15 +115,92 @@ def proof(key: bytes, who: str, call: bytes, challenged: bytes) -> bytes:
     return hmac.new(key, _PARTS[who] + call + challenged, hashlib.sha256).digest()
 
 
+class Handshake:
+    """One side of a connection until the other side has proved itself: what it sends first, how many bytes it waits
+    for, and what it sends when these have come."""
+
+    def __init__(self, key: bytes, who: str, first: bytes, due: tuple[int, int]) -> None:
+        self.first = first
+        """What this side sends at once."""
+        self.received = self.proven = False
+        """The other side's first words have come; and it has proved itself."""
+        self._key, self._who, self._due = key, who, due
+        self._call = self._challenged = b""
+        self._inbox = b""
+
+    @property
+    def missing(self) -> int:
+        """How many bytes are still to come before this side sends or is done; 0 when the other side is proven."""
+        return 0 if self.proven else self._due[self.received] - len(self._inbox)
+
+    def take(self, more: bytes) -> bytes:
+        """Take at most ``missing`` bytes; returns what is to be sent now, perhaps nothing. Raises StrangerError where
+        the other side is not who it should be."""
+        self._inbox += more
+        if self.missing:
+            return b""
+        words, self._inbox = self._inbox, b""
+        if not self.received:
+            reply = self._begin(words)
+            self.received = True
+            return reply
+        other = "callee" if self._who == "caller" else "caller"
+        if not proves(words, proof(self._key, other, self._call, self._challenged)):
+            raise StrangerError("it does not know the job's token")
+        self.proven = True
+        return self._end()
+
+    def _begin(self, words: bytes) -> bytes:
+        """Take the other side's first words; returns the reply."""
+        raise NotImplementedError
+
+    def _end(self) -> bytes:
+        """The last words of this side."""
+        return b""
+
+    def _proof(self) -> bytes:
+        return proof(self._key, self._who, self._call, self._challenged)
+
+
+class Caller(Handshake):
+    """The side that makes ``call``."""
+
+    def __init__(self, call: Call, key: bytes) -> None:
+        super().__init__(key, "caller", pack_call(call), (CHALLENGE_BYTES, PROOF_BYTES))
+        self._call = self.first
+
+    def _begin(self, words: bytes) -> bytes:
+        self._challenged = words
+        return b""
+
+    def _end(self) -> bytes:
+        return self._proof()
+
+
+class Callee(Handshake):
+    """The side that accepted a connection, for calls that it ``wants``."""
+
+    def __init__(self, key: bytes, wants: Callable[[Call], bool]) -> None:
+        super().__init__(key, "callee", challenge(), (CALL_BYTES, PROOF_BYTES))
+        self._challenged, self._wants = self.first, wants
+        self.call: Call | None = None
+        """What the other side says about itself; not to be relied on before it is ``proven``."""
+
+    def _begin(self, words: bytes) -> bytes:
+        self.call, self._call = read_call(words), words
+        if self.call is None or not self._wants(self.call):
+            raise StrangerError("its call is for another rank or job attempt, or for something else")
+        return self._proof()
+
+
 def call_in(call: Call, key: bytes, send: Callable[[bytes], object], read: Callable[[int], bytes]) -> None:
-    """The caller's side on a connection: make ``call``, and prove each other. ``read`` returns so many bytes. Raises
-    StrangerError where the callee does not prove itself, and what ``send`` and ``read`` raise."""
-    words = pack_call(call)
-    send(words)
-    challenged = read(CHALLENGE_BYTES)
-    if not proves(read(PROOF_BYTES), proof(key, "callee", words, challenged)):
-        raise StrangerError("it does not know the job's token")
-    send(proof(key, "caller", words, challenged))
+    """The caller's side on a connection that blocks: make ``call``, and prove each other. ``read`` returns so many
+    bytes. Raises StrangerError where the callee does not prove itself, and what ``send`` and ``read`` raise."""
+    side = Caller(call, key)
+    send(side.first)
+    while side.missing:
+        if reply := side.take(read(side.missing)):
+            send(reply)
 
 
 def proves(given: bytes, expected: bytes) -> bool:

@@ -9,21 +9,15 @@ import socket
 from spare_megatron.collectives.brief_calls import Room, send
 from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import (
-    CALL_BYTES,
-    CHALLENGE_BYTES,
     CONTROL,
     DATA,
-    PROOF_BYTES,
     Call,
+    Callee,
+    Caller,
     Identity,
     Member,
-    StrangerError,
     challenge,
     is_for,
-    pack_call,
-    proof,
-    proves,
-    read_call,
 )
 from spare_megatron.collectives.link_monitor import LEFT, RIGHT, LinkBeat
 from spare_megatron.collectives.ring_native import Frames
@@ -50,12 +44,8 @@ class Line:
         """The number of the call."""
         self.calling = False
         """Whether the connection is still being made."""
-        self.received = False
-        """The other side's first words have come."""
         self.received_s = born_s
         """When beats came last."""
-        self.proven = False
-        """The other side has proved that it knows the token and is the peer; only then it is listened to."""
         self.newest: tuple[int, LinkBeat] | None = None
         """Of a control connection, the newest message, with its epoch."""
         self.ended = False
@@ -65,9 +55,17 @@ class Line:
         self.frames = Frames()
         self.inbox, self.outbox = bytearray(), bytearray()
         self._room = Room(_READ_BYTES)
-        self._call = b""
-        self._challenged = b""
-        """The callee's challenge."""
+        self.handshake: Callee | Caller = Callee(me.key, self._is_mine)
+
+    @property
+    def received(self) -> bool:
+        """Whether the other side's first words have come."""
+        return self.handshake.received
+
+    @property
+    def proven(self) -> bool:
+        """Whether the other side has proved that it knows the token and is the peer; only then it is listened to."""
+        return self.handshake.proven
 
     @property
     def watched(self) -> int:
@@ -80,12 +78,13 @@ class Line:
         """Connect and say who calls. Raises OSError where the connection is refused at once."""
         self.side, self.kind, self.epoch, self.number, self.peer = RIGHT, kind, epoch, number, callee
         me = self._me
-        self._call = pack_call(Call(kind, me.job_attempt, epoch, number, me.position, me.member, callee, challenge()))
+        call = Call(kind, me.job_attempt, epoch, number, me.position, me.member, callee, challenge())
+        self.handshake = Caller(call, me.key)
         self.calling = True
         tune(self.sock)
         with contextlib.suppress(BlockingIOError):
             self.sock.connect(place)
-        self.send(self._call)
+        self.send(self.handshake.first)
         self.calling = bool(self.outbox)
 
     def broken(self) -> bool:
@@ -105,8 +104,7 @@ class Line:
     def greet(self) -> None:
         """Say the first words on a connection that was accepted."""
         tune(self.sock)
-        self._challenged = challenge()
-        self.send(self._challenged)
+        self.send(self.handshake.first)
 
     def send(self, more: bytes) -> None:
         """Send ``more``; what the connection does not take goes with the next call. An error shows when it is read.
@@ -117,54 +115,26 @@ class Line:
     def read(self) -> bool:
         """Read what has come, no more than the words that are due before the other side is proven; false where it has
         ended. Raises StrangerError where the other side is not who it should be."""
-        while not self.proven:
-            due = self._due()
-            more = self._room.receive(self.sock, due - len(self.inbox))
+        while self.handshake.missing:
+            more = self._room.receive(self.sock, self.handshake.missing)
             if more is None:
                 return True
             if not more:
                 return False
-            self.inbox += more
-            if len(self.inbox) == due:
-                words = bytes(self.inbox)
-                self.inbox.clear()
-                self._receive(words)
+            if reply := self.handshake.take(more):
+                self.send(reply)
         if self.kind == DATA:
             return True
         more = self._room.receive(self.sock, _READ_BYTES)
         self.inbox += more or b""
         return more is None or bool(more)
 
-    def _due(self) -> int:
-        """The length of the words that come next: the challenge and the proof to a caller, the call and the proof to a
-        callee."""
-        if self.side == RIGHT:
-            return PROOF_BYTES if self.received else CHALLENGE_BYTES
-        return PROOF_BYTES if self.received else CALL_BYTES
-
-    def _receive(self, words: bytes) -> None:
-        key = self._me.key
-        if not self.received:
-            self.received = True
-            if self.side == RIGHT:
-                self._challenged = words
-            else:
-                self._take_call(words)
-                self.send(proof(key, "callee", words, self._challenged))
-            return
-        whose = "callee" if self.side == RIGHT else "caller"
-        if not proves(words, proof(key, whose, self._call, self._challenged)):
-            raise StrangerError("it does not know the job's token")
-        self.proven = True
-        if self.side == RIGHT:
-            self.send(proof(key, "caller", self._call, self._challenged))
-
-    def _take_call(self, words: bytes) -> None:
-        call = read_call(words)
-        if call is None or call.kind not in (DATA, CONTROL) or not is_for(call, self._me):
-            raise StrangerError("its call is for another rank or job attempt, or not for a ring")
+    def _is_mine(self, call: Call) -> bool:
+        """Whether a call is for a ring that this rank is in; takes what it says."""
+        if call.kind not in (DATA, CONTROL) or not is_for(call, self._me):
+            return False
         self.kind, self.epoch, self.number, self.peer = call.kind, call.epoch, call.number, call.caller
-        self._call = words
+        return True
 
 
 def tune(sock: socket.socket) -> None:

@@ -64,7 +64,7 @@ def _accumulations(
             earlier = None if kind is None else other.to(device, dtype if kind == "same" else kind)
             exact = 40 if start is sums else exponents.to(device)
             bound = 55 if start is sums else 25
-            run.accumulate(values.to(device, dtype), total, exact, index, bound, report, earlier, apart, first)
+            run.adder(total, index, bound, report)(values.to(device, dtype), exact, earlier, apart, first)
             return [total, report]
 
         name = f"accumulate {dtype} into {start.dtype}, {'with ' if kind else 'without '}another, apart {apart}"
@@ -178,8 +178,8 @@ def _steps(machine: Machine) -> dict[str, Any]:
         model.zero_grad()
         model(torch.randn(64, 256, device=machine.device)).square().mean().backward()
         gradient = torch.cat([one.grad.view(-1) for one in model.parameters() if one.grad is not None])
-        native.accumulate(gradient, there[0], 40, 777, 55, there[1])
-        reference.accumulate(gradient.cpu(), here[0], 40, 777, 55, here[1])
+        native.adder(there[0], 777, 55, there[1])(gradient, 40)
+        reference.adder(here[0], 777, 55, here[1])(gradient.cpu(), 40)
         with torch.no_grad():
             for one in model.parameters():
                 one -= 0.01 * one.grad  # type: ignore[misc,operator]

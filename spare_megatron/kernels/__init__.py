@@ -135,8 +135,8 @@ def accumulate(
     """
     _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, other=other)
     _check_exponent(exponent)
-    run = dispatch.kernels(source.device)
-    run.accumulate(source, accumulator, exponent, first_index, bound_bits, report, other, apart, first)
+    add = dispatch.kernels(source.device).adder(accumulator, first_index, bound_bits, report)
+    add(source, exponent, other, apart, first)
 
 
 def accumulate32(
@@ -159,8 +159,8 @@ def accumulate32(
     """
     _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, other=other)
     _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
-    run = dispatch.kernels(source.device)
-    run.accumulate(source, accumulator, exponents, first_index, bound_bits, report, other, apart, first)
+    add = dispatch.kernels(source.device).adder(accumulator, first_index, bound_bits, report)
+    add(source, exponents, other, apart, first)
 
 
 class Adder:

@@ -5,7 +5,7 @@ A library is looked for at the first call. One of another version raises ConfigE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -19,23 +19,10 @@ COST = "adding a gradient takes about 20 times as long as with AVX-512 (benchmar
 class Kernels(Protocol):
     """The functions of an implementation: the module :mod:`reference`, or a library of :mod:`native`."""
 
-    def accumulate(
-        self,
-        source: torch.Tensor,
-        accumulator: torch.Tensor,
-        exponents: int | torch.Tensor,
-        first_index: int,
-        bound_bits: int,
-        report: torch.Tensor,
-        other: torch.Tensor | None,
-        apart: bool,
-        first: bool,
-    ) -> None: ...
-
     def adder(
         self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
-        """add(source, exponents, other, apart, first), which does what ``accumulate`` does, into these tensors."""
+    ) -> reference.Add:
+        """The function that adds gradients into these tensors, as the package's ``accumulate`` specifies."""
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...
 

@@ -6,7 +6,7 @@ libraries depend on no version of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import POINTER, Array, Structure, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_void_p, cast
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spare_megatron.config import native_code
+from spare_megatron.kernels.reference import Add
 
 VERSION = 10
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
@@ -125,25 +126,9 @@ class Library:
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
         raise NotImplementedError
 
-    def accumulate(
-        self,
-        source: torch.Tensor,
-        accumulator: torch.Tensor,
-        exponents: int | torch.Tensor,
-        first_index: int,
-        bound_bits: int,
-        report: torch.Tensor,
-        other: torch.Tensor | None = None,
-        apart: bool = False,
-        first: bool = False,
-    ) -> None:
-        self.adder(accumulator, first_index, bound_bits, report)(source, exponents, other, apart, first)
-
-    def adder(
-        self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-    ) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
-        """``accumulate`` into one accumulator, whose calls fill only what differs from call to call into the arguments:
-        Python takes as long for the rest as a small gradient takes to be added."""
+    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
+        """Its calls fill only what differs from call to call into the arguments: Python takes as long for the rest as a
+        small gradient takes to be added."""
         job = _Accumulate(
             accumulator=accumulator.data_ptr(),
             report=report.data_ptr(),
@@ -155,7 +140,11 @@ class Library:
         device, argument, call = accumulator.device, byref(job), self.call
 
         def add(
-            source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None, apart: bool, first: bool
+            source: torch.Tensor,
+            exponents: int | torch.Tensor,
+            other: torch.Tensor | None = None,
+            apart: bool = False,
+            first: bool = False,
         ) -> None:
             job.source = source.data_ptr()
             job.source_type = job.other_type = _FLOATS[source.dtype]

@@ -7,7 +7,8 @@ and the thread does not flush denormal numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 
@@ -38,46 +39,48 @@ def _scale(exponents: torch.Tensor, first_index: int, start: int, stop: int, sig
     return ((sign * exponents[block].long() + 1023) << 52).view(torch.float64)
 
 
-def accumulate(
-    source: torch.Tensor,
-    accumulator: torch.Tensor,
-    exponents: int | torch.Tensor,
-    first_index: int,
-    bound_bits: int,
-    report: torch.Tensor,
-    other: torch.Tensor | None = None,
-    apart: bool = False,
-    first: bool = False,
-) -> None:
-    if first:
-        accumulator.zero_()
-    if other is not None and apart:
-        accumulate(other, accumulator, exponents, first_index, bound_bits, report)
-        other = None
+class Add(Protocol):
+    """Adds a gradient, or two, into the tensors of an accumulator."""
+
+    def __call__(
+        self,
+        source: torch.Tensor,
+        exponents: int | torch.Tensor,
+        other: torch.Tensor | None = None,
+        apart: bool = False,
+        first: bool = False,
+    ) -> None: ...
+
+
+def adder(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
     bound = 2.0**bound_bits
-    for start, stop in _chunks(source.numel(), first_index):
-        part = source[start:stop]
-        if other is not None:
-            part = other[start:stop].float() + part
-        scale = 2.0**exponents if isinstance(exponents, int) else _scale(exponents, first_index, start, stop)
-        scaled = part.double() * scale
-        finite = scaled.isfinite()
-        scaled = torch.where(finite, scaled, 0.0)
-        over = scaled.abs() > bound
-        values = scaled.clamp_(-bound, bound).round_().long()
-        accumulator[start:stop] += values.to(accumulator.dtype)
-        _add_checksum(values, first_index + start, report[0])
-        report[1:2] |= over.any().long() + 2 * (~finite).any().long()
 
-
-def adder(
-    accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-) -> Callable[[torch.Tensor, int | torch.Tensor, torch.Tensor | None, bool, bool], None]:
     def add(
-        source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None, apart: bool, first: bool
+        source: torch.Tensor,
+        exponents: int | torch.Tensor,
+        other: torch.Tensor | None = None,
+        apart: bool = False,
+        first: bool = False,
     ) -> None:
-        flat = None if other is None else other.view(-1)
-        accumulate(source.view(-1), accumulator, exponents, first_index, bound_bits, report, flat, apart, first)
+        if first:
+            accumulator.zero_()
+        if other is not None and apart:
+            add(other, exponents)
+            other = None
+        source, other = source.view(-1), None if other is None else other.view(-1)
+        for start, stop in _chunks(source.numel(), first_index):
+            part = source[start:stop]
+            if other is not None:
+                part = other[start:stop].float() + part
+            scale = 2.0**exponents if isinstance(exponents, int) else _scale(exponents, first_index, start, stop)
+            scaled = part.double() * scale
+            finite = scaled.isfinite()
+            scaled = torch.where(finite, scaled, 0.0)
+            over = scaled.abs() > bound
+            values = scaled.clamp_(-bound, bound).round_().long()
+            accumulator[start:stop] += values.to(accumulator.dtype)
+            _add_checksum(values, first_index + start, report[0])
+            report[1:2] |= over.any().long() + 2 * (~finite).any().long()
 
     return add
 

@@ -16,19 +16,14 @@ import time
 from collections.abc import Callable
 
 from spare_megatron.collectives.handshake import (
-    CALL_BYTES,
-    PROOF_BYTES,
     STATE,
     STRANGER_S,
     STRANGERS_MAX,
     Call,
+    Callee,
     Identity,
     StrangerError,
-    challenge,
     is_for,
-    proof,
-    proves,
-    read_call,
 )
 from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.config.host_port import join_address
@@ -141,41 +136,26 @@ class _Stranger:
     def __init__(self, sock: socket.socket, key: bytes, wants: Callable[[Call], bool], born_s: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock, self.born_s, self._key, self._wants = sock, born_s, key, wants
-        self._challenged = challenge()
+        self.sock, self.born_s = sock, born_s
+        self._side = Callee(key, wants)
         self._greeted = False
-        self._words = bytearray()
-        self._reported = b""
-        self._call: Call | None = None
 
     def receive(self) -> Call | None:
         """Read what has come, no more than the words that are due, and answer; the call, once it is proved. Raises
         OSError where the connection has ended, StrangerError where the caller is not who it should be."""
         if not self._greeted:
             self._greeted = True
-            self._send(self._challenged)
-        while True:
-            due = CALL_BYTES if self._call is None else PROOF_BYTES
+            self._send(self._side.first)
+        while self._side.missing:
             try:
-                more = self.sock.recv(due - len(self._words))
+                more = self.sock.recv(self._side.missing)
             except BlockingIOError:
                 return None
             if not more:
                 raise ConnectionResetError("the caller has hung up")
-            self._words += more
-            if len(self._words) < due:
-                continue
-            words = bytes(self._words)
-            self._words.clear()
-            if self._call is not None:
-                if not proves(words, proof(self._key, "caller", self._reported, self._challenged)):
-                    raise StrangerError("it does not know the job's token")
-                return self._call
-            call = read_call(words)
-            if call is None or not self._wants(call):
-                raise StrangerError("its call is for another rank or job attempt, or for something else")
-            self._call, self._reported = call, words
-            self._send(proof(self._key, "callee", words, self._challenged))
+            if reply := self._side.take(more):
+                self._send(reply)
+        return self._side.call
 
     def _send(self, words: bytes) -> None:
         if self.sock.send(words) < len(words):  # the first words on a connection always fit

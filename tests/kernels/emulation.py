@@ -10,7 +10,7 @@ import ctypes
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint64, c_void_p, memset, sizeof
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spare_megatron.kernels import native
+from spare_megatron.kernels.reference import Add
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "emulated"
@@ -160,25 +161,16 @@ class Emulated(native.Library):
         self.counted = (counts[0].value, counts[1].value, counts[2].value)
         return 0
 
-    def adder(self, *arguments: Any) -> Callable[..., None]:
-        raise NotImplementedError("the emulator knows the tensors of whole calls")
+    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
+        def add(
+            source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None = None, *rest: bool
+        ) -> None:
+            self._read = (source, other, None if isinstance(exponents, int) else exponents)
+            self._written = (accumulator, report)
+            run = super(Emulated, self).adder(accumulator, first_index, bound_bits, report)  # its arguments are used up
+            run(source, exponents, other, *rest)
 
-    def accumulate(
-        self,
-        source: torch.Tensor,
-        accumulator: torch.Tensor,
-        exponents: int | torch.Tensor,
-        first_index: int,
-        bound_bits: int,
-        report: torch.Tensor,
-        other: torch.Tensor | None = None,
-        apart: bool = False,
-        first: bool = False,
-    ) -> None:
-        self._read = (source, other, None if isinstance(exponents, int) else exponents)
-        self._written = (accumulator, report)
-        add = super().adder(accumulator, first_index, bound_bits, report)
-        add(source, exponents, other, apart, first)
+        return add
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None:
         self._read, self._written = (values,), (sums,)

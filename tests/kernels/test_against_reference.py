@@ -64,7 +64,7 @@ def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
             results = []
             for implementation in (cpu, reference):
                 accumulator, report = start.clone(), torch.tensor([5, 0])
-                implementation.accumulate(source, accumulator, exponents, first, bound, report, None)
+                implementation.adder(accumulator, first, bound, report)(source, exponents)
                 results.append((accumulator, report))
             case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
             assert all(same(one, other) for one, other in zip(*results, strict=True)), case
@@ -128,7 +128,7 @@ def accumulated(
     """Accumulator and report. ``rest``: exponents, first index, bound, what is accumulated with the source."""
     accumulator, report = start.clone(), torch.tensor([5, 0])
     exponents, first, bound, *others = rest
-    implementation.accumulate(source, accumulator, exponents, first, bound, report, *others)
+    implementation.adder(accumulator, first, bound, report)(source, exponents, *others)
     return accumulator, report
 
 
@@ -151,7 +151,7 @@ def test_accumulate_two_gradients_and_over_what_was_there(cpus: Cpus, dtype: tor
             for other, over in itertools.product(others, (False, True)):
                 one_by_one, report = torch.zeros_like(start) if over else start.clone(), torch.tensor([5, 0])
                 for gradient in (source,) if other is None else (other, source):
-                    reference.accumulate(gradient, one_by_one, exponents, first, bound, report)
+                    reference.adder(one_by_one, first, bound, report)(gradient, exponents)
                 case = f"seed {SEED}: {count}, {first}, {exponent}, {bound}, {wild}, {kind}, {over}"
                 for implementation in itertools.chain((reference,), cpus()):
                     found = accumulated(implementation, source, start, exponents, first, bound, other, True, over)

@@ -49,7 +49,7 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
             for other, apart, first in ((None, False, True), (partial, False, False), (partial, True, False)):
                 for kind in (torch.float32, dtype):
                     gradient = None if other is None else other.to(where, kind)
-                    run.accumulate(values.to(where), accumulator, 40, 777, 55, report, gradient, apart, first)
+                    run.adder(accumulator, 777, 55, report)(values.to(where), 40, gradient, apart, first)
             sums = torch.zeros(2, dtype=torch.int64, device=where)
             run.checksums(accumulator, torch.tensor([(0, count // 3, 777), (count // 3, count, 5)]), sums)
             digest = run.digest_sums([accumulator.view(torch.uint8)])
@@ -66,7 +66,7 @@ def test_bits_of_the_reference(count: int, offset: int) -> None:
         narrow = torch.zeros(count + offset, dtype=torch.int32, device=where)[offset:]
         report = torch.zeros(2, dtype=torch.int64, device=where)
         for other, apart in ((None, False), (partial.to(where), False), (partial.to(where), True)):
-            run.accumulate(values.to(where), narrow, exponents.to(where), 777, 25, report, other, apart, other is None)
+            run.adder(narrow, 777, 25, report)(values.to(where), exponents.to(where), other, apart, other is None)
         both.append([narrow.cpu(), report.cpu()])
     assert all(torch.equal(one, other) for one, other in zip(*both, strict=True))
 

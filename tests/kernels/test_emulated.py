@@ -194,9 +194,8 @@ def _accumulate(draws: _Draws, source_type: str, kind: str, other: str, first: s
 
     def run(implementation: Any) -> list[torch.Tensor]:
         accumulator, reported = draws_again(start), report.clone()
-        implementation.accumulate(
-            source, accumulator, exponents, index, bound, reported, earlier, other.startswith("apart"), first == "first"
-        )
+        add = implementation.adder(accumulator, index, bound, reported)
+        add(source, exponents, earlier, other.startswith("apart"), first == "first")
         return [accumulator, reported]
 
     return run
@@ -446,7 +445,7 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
 
             at = index if far else index + lead + skipped
             accumulator, report = integers.clone(), torch.zeros(2, dtype=torch.int64)
-            run.accumulate(of(source), of(accumulator), 40, at, 55, report)
+            run.adder(of(accumulator), at, 55, report)(of(source), 40)
             made += [accumulator[skipped:], report]
             sums = torch.zeros(1, dtype=torch.int64)
             run.checksums(of(integers), torch.tensor([(0, count if far else near - skipped, at)]), sums)

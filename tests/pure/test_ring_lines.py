@@ -48,7 +48,7 @@ def test_pairs_are_remembered_only_while_they_are_true(steps: list[tuple]) -> No
                 line = Line(ours, ME, 0.0)
                 line.side, line.peer, line.kind, line.number, line.epoch = side, peer, kind, calls, seat.epoch + ahead
                 lines.add(line)
-                line.proven = proves
+                line.handshake.proven = proves
                 lines.refresh(line)
         elif what == "view":
             groups, vacated = how
@@ -62,7 +62,7 @@ def test_pairs_are_remembered_only_while_they_are_true(steps: list[tuple]) -> No
         elif open_lines:
             line = open_lines[how[0] % len(open_lines)]
             if what == "prove":
-                line.proven = True
+                line.handshake.proven = True
                 lines.refresh(line)
             elif what == "end":
                 lines.end(line)

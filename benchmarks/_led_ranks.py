@@ -78,7 +78,7 @@ class PlayedRank:
         self._tick("backward", step, done)
         if done == PIECES:
             self._tick("reduce", step, done)
-            reduced = Reduced(result(self._agent.orders, step), FIGURES)
+            reduced = Reduced(result(self._agent.orders, step), FIGURES, self._agent.setup.position)
             self._follower.post(reduced)
             self._tick("vote", step, done)
 

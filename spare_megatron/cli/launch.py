@@ -116,6 +116,8 @@ def launch_of(args: argparse.Namespace) -> Launch:
         group_restart_pause_s=given.group_restart_pause_s,
         standby_groups=given.standby_groups,
         preload=given.preload,
+        pipeline=given.pipeline,
+        shapes=given.shapes,
         listen=args.listen,
         tls_dir=args.tls_dir,
         save_dir=given.save_dir,

@@ -20,6 +20,8 @@ variables that the place adds to the environment."""
 
 LENT_TO = "SPARE_LENT_TO"
 """Environment variable of a rank on a lent node: the launcher of the job's other ranks."""
+STAGES = "SPARE_STAGES"
+"""Environment variable of a rank of a group that runs in a smaller shape: its number of pipeline stages."""
 POSITIONS = "SPARE_POSITIONS"
 """Environment variable of a step of Slurm with some ranks of a group only: their positions, separated by commas."""
 
@@ -38,7 +40,7 @@ class Place:
     launcher: str
     """'spare-launch', 'torchrun', 'slurm', or 'none' for a process started by hand."""
     group_size: int = 1
-    """M: ranks of the group."""
+    """M: ranks of the group; fewer in a smaller shape."""
     job_attempt: int = 1
     """How often the launcher has started the whole job; above 1, the last good checkpoint is loaded."""
     restarts: int = 0
@@ -54,6 +56,10 @@ class Place:
     """The file in which this process's place will be; until then it is as a rank of group 0. Empty: it has one."""
     lent: bool = False
     """This rank is on a node that is only lent to the job: a signal that asks a process to leave means the node."""
+    stages: int = 0
+    """Pipeline stages of a group in a smaller shape (:mod:`spare_megatron.config.rows`); 0: it has the home shape."""
+    rows: tuple[tuple[int, ...], ...] = ()
+    """Of each rank of such a group its rows."""
     starts_again: bool = False
     """Whoever started this rank starts the whole job again when the coordinator asks for it (a planned restart)."""
 

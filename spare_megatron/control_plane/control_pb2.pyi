@@ -481,12 +481,14 @@ class Beat(_message.Message):
     def __init__(self, position: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., counter: _Optional[int] = ..., in_phase: _Optional[int] = ..., pieces_done: _Optional[int] = ...) -> None: ...
 
 class Reduced(_message.Message):
-    __slots__ = ("result", "figures")
+    __slots__ = ("result", "figures", "row")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     result: ReductionResult
     figures: _containers.RepeatedCompositeFieldContainer[Figure]
-    def __init__(self, result: _Optional[_Union[ReductionResult, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ...) -> None: ...
+    row: int
+    def __init__(self, result: _Optional[_Union[ReductionResult, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figure, _Mapping]]] = ..., row: _Optional[int] = ...) -> None: ...
 
 class RankApplied(_message.Message):
     __slots__ = ("step", "epoch")
@@ -501,14 +503,16 @@ class RankReady(_message.Message):
     def __init__(self) -> None: ...
 
 class RankCaughtUp(_message.Message):
-    __slots__ = ("number", "step", "weights_digest")
+    __slots__ = ("number", "step", "weights_digest", "row")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     weights_digest: str
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., weights_digest: _Optional[str] = ...) -> None: ...
+    row: int
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., weights_digest: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
 
 class RankVoid(_message.Message):
     __slots__ = ("number", "detail")

@@ -36,6 +36,7 @@ from spare_megatron.control_plane.reports import (
     RankOpened,
     RankReport,
     RankWithdrawn,
+    Reduced,
     StepReport,
 )
 from spare_megatron.control_plane.ticket_entries import stream_of
@@ -71,14 +72,21 @@ class RankSetup:
     coordinator: str = ""
     """host:port where the user gave one; else it is read from the run directory."""
     address: str = ""
-    """host:port at which this rank listens for its replica ring."""
+    """host:port at which this rank listens for its replica ring; of several rows one for each, with commas."""
     serving_at: str = ""
-    """host:port at which this rank serves state to learners."""
+    """host:port at which this rank serves state to learners; likewise."""
     tls_dir: str = ""
     launcher_pid: int = 0
     """The process that must stay this rank's parent; 0: none."""
     kept: bool = False
     """Whoever started this rank also starts a coordinator again that ends."""
+    rows: tuple[tuple[int, ...], ...] = ()
+    """Of each rank of the group its rows; empty where each has the row of its position."""
+
+    @property
+    def rows_of_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Of each rank of the group its rows."""
+        return self.rows or tuple((position,) for position in range(self.group_size))
 
     @property
     def security(self) -> Security:
@@ -131,9 +139,9 @@ class Agent:
             return self._end(fenced=order.refused.reason)
         elif kind == "neighbour":
             reported = order.neighbour
-            self._neighbour = (reported.group, reported.incarnation), reported.addresses[0]
+            self._neighbour = (reported.group, reported.incarnation), ",".join(reported.addresses)
         elif kind == "donors":
-            self._donors = order.donors.number, tuple(one.values[0] for one in order.donors.serving_at)
+            self._donors = order.donors.number, tuple(",".join(one.values) for one in order.donors.serving_at)
         elif kind == "tickets":
             return self._adopt(*take_tickets(self.orders, stream_of(order.tickets), self._session.tickets_read))
         elif kind == "view":
@@ -262,10 +270,11 @@ class Follower:
         message = RANK_REPORTS.message(report)
         if isinstance(report, StepReport | RankCaughtUp):
             self._last_applied = report.step
-        # The newest report of each kind, and that on each offer that is not served any more and on each adopted and
-        # each state shard, is sent again after a reconnect, for the leader may have missed it.
+        # The newest report of each kind and row, and that on each offer that is not served any more and on each
+        # adopted and each state shard, is sent again after a reconnect, for the leader may have missed it.
         of = report.number if isinstance(report, RankWithdrawn) else 0
         of = report.shard if isinstance(report, RankOpened | RankHave) else of
+        of = report.row if isinstance(report, Reduced | RankCaughtUp) else of
         self._kept[type(report), of] = message
         self._stream.send(message)
 

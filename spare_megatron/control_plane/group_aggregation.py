@@ -21,11 +21,11 @@ _PLUS = "+"
 class Ballots:
     """The votes of one group, one for each (step, epoch)."""
 
-    def __init__(self, group: int, incarnation: int, group_size: int) -> None:
-        self._group, self._incarnation, self._size = group, incarnation, group_size
+    def __init__(self, group: int, incarnation: int, rows: int) -> None:
+        self._group, self._incarnation, self._size = group, incarnation, rows
         self._at = (0, 0)
         self._reduced: dict[int, Reduced] = {}
-        """Rank position -> what it said of the newest (step, epoch)."""
+        """Row -> what its rank said of the newest (step, epoch)."""
         self.last: tuple[Vote, VoteFigures] | None = None
         """The last vote, to be sent again while its (step, epoch) is the present one."""
 
@@ -36,9 +36,9 @@ class Ballots:
             return None
         return self.last[0].result.at
 
-    def add(self, position: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
-        """Add one rank's result; returns the group's vote if this result decides it. Results of an older (epoch, step)
-        are dropped."""
+    def add(self, row: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
+        """Add the result of one row; returns the group's vote if this result decides it. Results of an older
+        (epoch, step) are dropped."""
         result = reduced.result
         at = (result.epoch, result.step)
         if at < self._at:
@@ -47,9 +47,9 @@ class Ballots:
             self._at, self._reduced = at, {}
         if self.last is not None and self.last[0].result.at == result.at:
             return None
-        self._reduced[position] = reduced
+        self._reduced[row] = reduced
         if not result.ok:
-            detail = f"rank {position}: {result.detail or 'no reason given'}"
+            detail = f"rank {row}: {result.detail or 'no reason given'}"
             return self._vote(False, detail, result.links, result.corrupt)
         if len(self._reduced) < self._size:
             return None

@@ -80,7 +80,10 @@ class Leader:
         self._me = self._setup.group, self._setup.incarnation
         size = self._setup.group_size
         self._alone = size == 1
-        self._ballots = Ballots(*self._me, size)
+        self._rows = self._setup.rows_of_ranks
+        """Of each rank its rows."""
+        rows = sum(map(len, self._rows))
+        self._ballots = Ballots(*self._me, rows)
         self._arrived = asyncio.Event()
         self._ranks: dict[int, asyncio.Queue[pb.Order | None]] = {}
         interval_s = self._setup.job.timeouts.heartbeat_interval_s
@@ -101,13 +104,12 @@ class Leader:
         self._welcome: pb.Order | None = None
         self._neighbour: pb.Order | None = None
         self._donors: pb.Order | None = None
-        self._learning = LearnerReports(self._me, size)
+        self._learning = LearnerReports(self._me, size, rows)
         self._shards = ShardReports(self._me, size, job.adopt_timeout_s)
         self._state = StateReports(self._me, size)
-        self._addresses = [self._setup.address] + [""] * (size - 1)
-        """Where the ranks of this group listen for their replica rings."""
-        self._serving_at = [self._setup.serving_at] + [""] * (size - 1)
-        """Where they serve state to learners."""
+        self._addresses, self._serving_at = [""] * rows, [""] * rows
+        """Of each row where its rank listens for the replica ring, and where it serves the row's state to learners."""
+        self._is_at(0, self._setup.address, self._setup.serving_at)
         self._process_nonces: dict[int, str] = {}
         """Position -> the process nonce of the process that has it. A rank that dies ends its group: nobody takes its
         place."""
@@ -188,7 +190,8 @@ class Leader:
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return
-        far = "" if self._arrived.is_set() else await unreachable(first.arrival.address, self._who(first.arrival))
+        address = first.arrival.address.partition(",")[0]
+        far = "" if self._arrived.is_set() else await unreachable(address, self._who(first.arrival))
         refusal = self._refusal(first.arrival) or far  # behind the wait: others arrive meanwhile
         if refusal:
             await context.write(pb.Order(refused=pb.Refused(reason=refusal)))
@@ -203,8 +206,7 @@ class Leader:
             await context.write(pb.Order(refused=pb.Refused(reason=reason)))
             return
         orders: asyncio.Queue[pb.Order | None] = asyncio.Queue()
-        self._addresses[position] = first.arrival.address
-        self._serving_at[position] = first.arrival.serving_at
+        self._is_at(position, first.arrival.address, first.arrival.serving_at)
         self._admit(position, orders, first.arrival)
         for report in first.then:
             self._listen_to(position, report)
@@ -230,10 +232,16 @@ class Leader:
                 f"rank {arrival.position} of group {setup.group} runs another job than its leader: fingerprint "
                 f"{arrival.fingerprint}, not {setup.spec.fingerprint}; give every rank the same flags and versions"
             )
-        taken = self._addresses.index(arrival.address) if arrival.address in self._addresses else arrival.position
-        if arrival.address and taken != arrival.position:
-            return same_address(arrival.address, self._who(arrival), f"rank {taken} of it")
+        address = arrival.address.partition(",")[0]
+        taken = self._addresses.index(address) if address in self._addresses else self._rows[arrival.position][0]
+        if address and taken not in self._rows[arrival.position]:
+            return same_address(address, self._who(arrival), f"rank {taken} of it")
         return ""
+
+    def _is_at(self, position: int, address: str, serving_at: str) -> None:
+        """Note the addresses of a rank's rows."""
+        for row, *at in zip(self._rows[position], address.split(","), serving_at.split(","), strict=True):
+            self._addresses[row], self._serving_at[row] = at
 
     def _who(self, arrival: pb.RankArrival) -> str:
         return f"rank {arrival.position} of group {arrival.group}"
@@ -250,7 +258,7 @@ class Leader:
             orders.put_nowait(self._welcome)
         for reported in (self._neighbour, self._donors):
             if reported is not None:
-                orders.put_nowait(_of_position(reported, position))
+                orders.put_nowait(_of_rows(reported, self._rows[position]))
         tickets = order_of(self._issuer.kept.since(arrival.tickets))
         if self._agent.orders.version:
             present = self._present()
@@ -311,14 +319,14 @@ class Leader:
 
     def _pass_on(self, order: pb.Order) -> None:
         for position, orders in self._ranks.items():
-            orders.put_nowait(_of_position(order, position))
+            orders.put_nowait(_of_rows(order, self._rows[position]))
 
     # ---------------------------------------------------------------------------------------------- reports of ranks
 
     def _receive(self, position: int, report: RankReport) -> None:
         """Take one rank's report; the group's is sent to the coordinator once this one decides it."""
         if isinstance(report, Reduced):
-            ballot = self._ballots.add(position, report)
+            ballot = self._ballots.add(report.row, report)
             if ballot is not None:
                 self._stream.send(self._ballot(*ballot))
         elif isinstance(report, StepReport):
@@ -539,15 +547,15 @@ class Leader:
         return order
 
 
-def _of_position(order: pb.Order, position: int) -> pb.Order:
-    """An order as one rank gets it: of addresses only those that it must know."""
+def _of_rows(order: pb.Order, rows: Sequence[int]) -> pb.Order:
+    """An order as a rank with these rows gets it: of addresses only those that it must know."""
     kind = order.WhichOneof("kind")
     if kind == "neighbour":
         reported = order.neighbour
-        at = [reported.addresses[position]]
+        at = [reported.addresses[row] for row in rows]
         return pb.Order(neighbour=pb.Neighbour(group=reported.group, incarnation=reported.incarnation, addresses=at))
     if kind == "donors":
-        serving_at = [pb.Addresses(values=[one.values[position]]) for one in order.donors.serving_at]
+        serving_at = [pb.Addresses(values=[one.values[row] for row in rows]) for one in order.donors.serving_at]
         return pb.Order(donors=pb.Donors(number=order.donors.number, serving_at=serving_at))
     return order
 

@@ -23,23 +23,24 @@ RankLearnerReport = RankReady | RankCaughtUp | RankVoid | RankWithdrawn
 
 @dataclass
 class LearnerReports:
-    """The words of one group of ``size`` ranks."""
+    """The words of one group of ``size`` ranks with ``rows`` rows."""
 
     me: MemberId
     size: int
+    rows: int
     _ready: set[int] = field(default_factory=set, init=False)
     """Positions."""
     _caught_up: MinOverRanks[tuple[int, int]] = field(init=False)
-    """(number, step) of the state that each rank holds."""
+    """(number, step) of the state of each row that its rank holds."""
     _digests: dict[tuple[int, int], dict[int, str]] = field(default_factory=dict, init=False)
-    """(number, step) -> position -> digest of its weights."""
+    """(number, step) -> row -> digest of its weights."""
     _last: CaughtUp | None = field(default=None, init=False)
     _void: Void | None = field(default=None, init=False)
     _withdrawn: dict[int, Withdrawn] = field(default_factory=dict, init=False)
     _view: View | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._caught_up = MinOverRanks(self.size, (-1, -1))
+        self._caught_up = MinOverRanks(self.rows, (-1, -1))
 
     def reported(self, view: View) -> Ready | None:
         """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
@@ -52,12 +53,12 @@ class LearnerReports:
         return self._ready_now()
 
     def receive(self, position: int, report: RankLearnerReport) -> GroupLearnerReport | None:
-        """Take one rank's word; returns the group's if this one decides it."""
+        """Take the word of the rank at ``position``; returns the group's if this one decides it."""
         if isinstance(report, RankReady):
             self._ready.add(position)
             return self._ready_now()
         if isinstance(report, RankCaughtUp):
-            return self._receive_caught_up(position, report)
+            return self._receive_caught_up(report)
         detail = f"rank {position}: {report.detail}"
         if isinstance(report, RankVoid):
             if self._void is not None and self._void.number >= report.number:
@@ -85,14 +86,14 @@ class LearnerReports:
         learns = view is not None and view.epoch > 0 and not view.is_member and view.offer is None
         return Ready(*self.me) if learns and len(self._ready) == self.size else None
 
-    def _receive_caught_up(self, position: int, report: RankCaughtUp) -> CaughtUp | None:
+    def _receive_caught_up(self, report: RankCaughtUp) -> CaughtUp | None:
         at = report.number, report.step
-        self._digests.setdefault(at, {})[position] = report.weights_digest
-        if not self._caught_up.add(position, at):
+        self._digests.setdefault(at, {})[report.row] = report.weights_digest
+        if not self._caught_up.add(report.row, at):
             return None
         digests = self._digests[self._caught_up.reached]
         self._digests = {key: kept for key, kept in self._digests.items() if key > self._caught_up.reached}
-        if len(digests) < self.size:
+        if len(digests) < self.rows:
             return None  # a rank's word was lost with its connection: the next step's is the group's next word
         digest = joined_digests(digests[p] for p in sorted(digests))
         number, step = self._caught_up.reached

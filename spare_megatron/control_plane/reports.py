@@ -40,6 +40,8 @@ class Reduced:
     result: ReductionResult
     figures: tuple[tuple[str, float], ...] = ()
     """Numbers for the step's line in metrics.jsonl, by name."""
+    row: int = 0
+    """The row that was reduced (:mod:`spare_megatron.config.rows`)."""
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,12 @@ class RankReady:
 
 @dataclass(frozen=True)
 class RankCaughtUp:
-    """A rank of a learner or joiner holds the state after ``step``, by offer ``number``."""
+    """A rank of a learner or joiner holds the state of a row after ``step``, by offer ``number``."""
 
     number: int
     step: int
     weights_digest: str = ""
+    row: int = 0
 
 
 @dataclass(frozen=True)

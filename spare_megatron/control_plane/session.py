@@ -48,7 +48,7 @@ class Session:
     """The session of one rank process. Its methods are for the training thread, unless they say "Control thread"."""
 
     def __init__(self, setup: RankSetup, on_view: Sequence[OnView] = ()) -> None:
-        self.spec, self.position = setup.spec, setup.position
+        self.spec, self.rows = setup.spec, setup.rows_of_ranks[setup.position]
         self._changed = threading.Condition()
         self._orders = first_orders(setup.group, setup.incarnation)
         self._on_view = tuple(on_view)
@@ -81,8 +81,9 @@ class Session:
             last_applied: step whose state this rank holds (``spec.first_step`` for a member, anything below the last
                 commit for a group that comes back).
             coordinator: host:port; empty: read from the run directory.
-            address: host:port at which this rank listens for its replica ring.
-            serving_at: host:port at which this rank serves state to learners.
+            address: host:port at which this rank listens for its replica ring; of several rows one for each, with
+                commas.
+            serving_at: host:port at which this rank serves state to learners; likewise.
             on_view: called in the control thread with the orders of each newer epoch, before they are visible.
 
         Raises:
@@ -96,6 +97,7 @@ class Session:
             incarnation=place.incarnation,
             position=place.position,
             group_size=place.group_size,
+            rows=place.rows,
             run_dir=RunDirectory(place.run_dir),
             spec=spec,
             job=job,
@@ -147,15 +149,19 @@ class Session:
         there is a ``problem``, that it cannot. From any thread."""
         self._control.post(RankOpened(shard, not problem, problem))
 
-    def reduced(self, result: ReductionResult, figures: Mapping[str, float] | None = None) -> None:
-        """Report to the leader, which votes for the group, that a reduction has ended on this rank.
+    def reduced(
+        self, result: ReductionResult, figures: Mapping[str, float] | None = None, row: int | None = None
+    ) -> None:
+        """Report to the leader, which votes for the group, that the reduction of a row has ended on this rank.
 
         Args:
+            row: where this rank has several.
             figures: numbers for the step's line in metrics.jsonl: ``rebuild_s``, ``patch_s``, ``reduce_s``,
                 ``compute_s``, ``buckets_early`` (the greatest over ranks and groups counts), ``pieces_discarded`` and
                 ``pieces_joined`` (the greatest over ranks, summed over groups).
         """
-        self._control.post(Reduced(result, tuple(sorted((figures or {}).items()))))
+        row = self.rows[0] if row is None else row
+        self._control.post(Reduced(result, tuple(sorted((figures or {}).items())), row))
 
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that this rank has applied the committed ``step``.
@@ -196,9 +202,10 @@ class Session:
         """Report that this rank, of a learner, could take an offer, now and after each that ends."""
         self._control.post(RankReady())
 
-    def caught_up(self, number: int, step: int, weights_digest: str) -> None:
-        """Report that this rank, of a learner or joiner, holds the state after ``step``, by offer ``number``."""
-        self._control.post(RankCaughtUp(number, step, weights_digest))
+    def caught_up(self, number: int, step: int, weights_digest: str, row: int | None = None) -> None:
+        """Report that this rank, of a learner or joiner, holds the state after ``step`` of a row, by offer
+        ``number``."""
+        self._control.post(RankCaughtUp(number, step, weights_digest, self.rows[0] if row is None else row))
 
     def void(self, number: int, detail: str) -> None:
         """Report that this rank, of a learner or joiner, cannot have its part of offer ``number``, and why."""

@@ -11,7 +11,7 @@ import asyncio
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,12 +47,14 @@ class GroupHealth:
         """``pids`` returns the processes of each group that has any."""
         self._launch, self._guard, self._pids = launch, guard, pids
 
-    async def fault(self, slot: int, group: int | None) -> HealthFault | None:
-        """What is wrong on this host for ``group`` (None: a standby) on the devices of ``slot``, None where nothing is.
-        Raises OSError where no check can be started."""
-        over, needs, size = threading.Event(), self._needs(slot), self._launch.group_size
+    async def fault(self, slot: int, group: int | None, ranks: int | None = None, first: int = 0) -> HealthFault | None:
+        """What is wrong on this host for ``group`` (None: a standby) on the devices of ``slot``, or so many of them for
+        a group of fewer ``ranks``; None where nothing is. Raises OSError where no check can be started."""
+        size = self._launch.group_size if ranks is None else ranks
+        device = slot * self._launch.group_size + first
+        over, needs = threading.Event(), self._needs(range(device, device + size))
         environ = {"SPARE_GROUP": str(group)} if group is not None else {}
-        environ |= {"SPARE_GROUP_SIZE": str(size), "LOCAL_RANK": str(slot * size)}
+        environ |= {"SPARE_GROUP_SIZE": str(size), "LOCAL_RANK": str(device)}
         try:
             return await asyncio.to_thread(self._fault, environ, needs, over.is_set)
         finally:
@@ -78,15 +80,14 @@ class GroupHealth:
         environ = {**self._launch.environ, "SPARE_RUN_DIR": str(self._launch.run_dir.path), **place}
         return run_command(command, limit_s, self._guard, over, environ=environ, receive_all=True)
 
-    def _needs(self, slot: int) -> HealthNeeds:
+    def _needs(self, devices: Iterable[int]) -> HealthNeeds:
         """Memory as the largest of the groups that live has, because all do the same."""
         launch = self._launch
         others = [sum(map(own_memory_bytes, pids)) for pids in self._pids().values()]
-        first = slot * launch.group_size
         return HealthNeeds(
             memory_bytes=max([launch.group_size * MEMORY_FLOOR_BYTES, *others]),
             directories=(str(launch.run_dir.path), *((launch.save_dir,) if launch.save_dir else ())),
-            devices=tuple(range(first, first + launch.group_size)) if self._uses_cuda() else (),
+            devices=tuple(devices) if self._uses_cuda() else (),
         )
 
     def _uses_cuda(self) -> bool:

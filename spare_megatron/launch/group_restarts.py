@@ -42,6 +42,10 @@ class GroupStart:
     incarnation: int
     restarts: int = 0
     """How often the group was started before in this job attempt."""
+    stages: int = 0
+    """Its pipeline stages in a smaller shape (:mod:`spare_megatron.config.rows`); 0: it has the home shape."""
+    first: int = 0
+    """The first of its slot's devices that it uses."""
 
     @property
     def member(self) -> tuple[int, int]:

@@ -33,6 +33,7 @@ from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
+from spare_megatron.launch.group_shapes import GroupShapes
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_processes
@@ -84,7 +85,7 @@ class LocalAttempt:
         self._restarts = CoordinatorRestarts()
         self._ending = self._asked_to_stop = False
         starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
-        ranks = self._ranks = RankProcesses(starter, launch.group_size)
+        ranks = self._ranks = RankProcesses(starter)
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
         refills = Refills(memory.refills, self._dir.status, ranks.is_left, announce, self._is_over)
@@ -96,10 +97,19 @@ class LocalAttempt:
             changed=self._publish,
         )
         self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
+        self._shapes = GroupShapes(
+            launch.shapes,
+            lambda stages: launch.group_size - launch.group_size // launch.pipeline * stages,
+            lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
+            self._client,
+            self._dir,
+            announce,
+            ranks.is_left,
+        )
         restarted = RestartedJob(
             trains=lambda: bool(ranks.living),
             over=self._is_over,
-            fault=lambda start: health.fault(book.slot_of(start.group), start.group),
+            fault=self._shapes.fault,
             begin=self._start_again,
             announce=announce,
             is_left=ranks.has_any,
@@ -256,8 +266,10 @@ class LocalAttempt:
             await asyncio.sleep(LOOK_S)
 
     def _start_again(self, start: GroupStart) -> None:
-        slot = self._book.slot_of(start.group)
-        self._ranks.start(start, slot)
+        start = self._shapes.chosen(start)
+        self._ranks.start(start, self._book.slot_of(start.group))
+        if start.stages:
+            self._client.beside(self._shapes.bring_home(start))
         self._publish()
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:

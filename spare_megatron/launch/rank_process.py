@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
-from spare_megatron.config.place import PLACE_FILE
+from spare_megatron.config.place import PLACE_FILE, STAGES
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Fork, Processes
@@ -74,12 +74,17 @@ class RankStarter:
         child = self._processes.start(
             f"group {start.group} rank {position}",
             self._launch.command,
-            {**self._common(), **place_of_start(start), **self.seat(position, slot)},
+            {**self._common(), **place_of_start(start), **self.seat(position, slot, start.first)},
             log,
             ended=lambda child: self._ended(start, position, child),
             fork=self._fork,
         )
         return RankProcess(start, position, log, child)
+
+    def ranks_of(self, start: GroupStart) -> int:
+        """How many ranks a start of a group has."""
+        launch = self._launch
+        return launch.group_size // launch.pipeline * (start.stages or launch.pipeline)
 
     def standby(self, name: str, slot: int, ended: Callable[[WaitingProcess], None]) -> list[WaitingProcess]:
         """Start the ranks of a standby; ``ended`` is called for each that ends without a place. Raises OSError where
@@ -95,9 +100,10 @@ class RankStarter:
             raise
         return made
 
-    def seat(self, position: int, slot: int) -> dict[str, str]:
-        """The environment of a position in a slot."""
-        return {"SPARE_POSITION": str(position), "LOCAL_RANK": str(slot * self._launch.group_size + position)}
+    def seat(self, position: int, slot: int, first: int = 0) -> dict[str, str]:
+        """The environment of a position in a slot, from its ``first`` device on."""
+        device = slot * self._launch.group_size + first + position
+        return {"SPARE_POSITION": str(position), "LOCAL_RANK": str(device)}
 
     def _waiting(
         self, name: str, position: int, environ: dict[str, str], ended: Callable[[WaitingProcess], None]
@@ -148,6 +154,7 @@ def place_of_start(start: GroupStart) -> dict[str, str]:
         "SPARE_GROUP": str(start.group),
         "SPARE_INCARNATION": str(start.incarnation),
         "SPARE_RESTARTS": str(start.restarts),
+        **({STAGES: str(start.stages)} if start.stages else {}),
     }
 
 

@@ -24,15 +24,15 @@ LOOK_S = 0.5
 class RankProcesses:
     """The ranks of one job attempt."""
 
-    def __init__(self, starter: RankStarter, group_size: int) -> None:
-        self._starter, self._size = starter, group_size
+    def __init__(self, starter: RankStarter) -> None:
+        self._starter = starter
         self._starts: dict[GroupStart, list[RankProcess]] = {}
 
     def start(self, start: GroupStart, slot: int) -> None:
         """Start all ranks of a group; those of the first positions may be there already, ``warm``. Where one cannot be
         started, those before it are killed, and end as any other; OSError where that is the first."""
         ranks = self._starts[start] = list[RankProcess]()
-        for position in range(self._size):
+        for position in range(self._starter.ranks_of(start)):
             try:
                 ranks.append(self._starter.rank(start, position, slot))
             except OSError:

@@ -11,9 +11,10 @@ plain sums; the only divisor is the constant of :meth:`MegatronEngine._divisor`,
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -31,12 +32,14 @@ from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
+from spare_megatron.megatron_adapter.model.exact_rows import ExactRows
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.optimizer_shards import OptimizerShards
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
+from spare_megatron.megatron_adapter.model.rows import rows_of_replica
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.model.tied_head import tied_head
@@ -58,7 +61,88 @@ class NonFiniteGradientError(RuntimeError):
     """A step's summed gradients are not finite, and the optimizer would not notice."""
 
 
-class MegatronEngine(TransferableState):
+class RowState(TransferableState):
+    """What groups compare and exchange of a row, or of a rank that has one row."""
+
+    _routing: Sequence[torch.Tensor] = ()
+    """Counts of the tokens that routers sent to each expert, where experts are balanced by a bias."""
+
+    @property
+    def sums(self) -> int:
+        """How many tensors are summed over groups."""
+        number = 0 if self.exact is None else self.exact.num_buffers
+        return number + bool(self._routing)
+
+    def conversion(self) -> SumConversion | None:
+        """In exact modes how the sums of gradients over groups become fp32."""
+        return None if self.exact is None else self.exact.conversion
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """What is wrong with the sums over all groups according to their checksums; empty where nothing is, and in
+        plain modes."""
+        if self.exact is None:
+            return ""
+        return self.exact.result_fault(self._parted(reduced)[0], reduced[-1])
+
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """In exact modes a digest (16 hex digits) of the reduced scalars, routing counts and check vector, which has
+        the checksums of the sums; else ''."""
+        if self.exact is None:
+            return ""
+        text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
+        return f"{kernels.digest([text.encode(), *self._parted(reduced)[1]]):016x}"
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """Piece -> parameter -> checksum of its gradient, of audited or of compared pieces; empty in plain modes."""
+        return self.exact.piece_checksums(audited) if self.exact is not None else {}
+
+    def weights_digest(self) -> str:
+        """In exact modes, in which all groups compute the same bits, a digest of parameters, persistent buffers and the
+        scales of sums, '+', and that of one state shard of the optimizers: after step t number t mod S. So each shard
+        is compared once in S steps, and a step costs one S-th of reading them all; where this group keeps only some
+        shards, votes have their digests by themselves. '' in other modes, in which a sum inside a group may differ from
+        another group's in its last bit."""
+        if self.exact is None:
+            return ""
+        if self.shards.kept is not None:
+            return weights_digest(self.replica, self.exact.scales)
+        [due] = self.shards.digests([self.applied % self.shards.number])
+        return f"{weights_digest(self.replica, self.exact.scales)}+{due:016x}"
+
+    def weights_checksums(self) -> Mapping[str, int]:
+        """Name -> checksum of each parameter and persistent buffer, of the scales, and of what the optimizers have in
+        each state shard by its kind, which shows where groups differ."""
+        parts = self.shards.parts()
+        if self.exact is not None:
+            parts["scales_of_exact_sums"] = self.exact.scales
+        return weights_checksums(self.replica, parts)
+
+    def _parted(self, reduced: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The sums of gradients, and what follows them."""
+        number = len(reduced) - bool(self._routing) if self.exact is None else self.exact.num_buffers
+        return reduced[:number], reduced[number:]
+
+
+class MegatronRow(RowState):
+    """One row of a rank that has several."""
+
+    def __init__(
+        self, engine: MegatronEngine, replica: Replica, exact: ExactGradients, shards: OptimizerShards
+    ) -> None:
+        """``replica`` has the row; ``exact`` and ``shards`` are of it alone."""
+        self._engine, self.replica, self.exact, self.shards = engine, replica, exact, shards
+
+    @property
+    def applied(self) -> int:  # type: ignore[override]
+        """The step after which the state is."""
+        return self._engine.applied
+
+    @applied.setter
+    def applied(self, step: int) -> None:
+        self._engine.applied = step
+
+
+class MegatronEngine(RowState):
     """One rank's model, gradient accumulators and optimizer. Pieces are numbers ``i * K + j``."""
 
     def __init__(
@@ -75,6 +159,8 @@ class MegatronEngine(TransferableState):
         batches: BatchSchedule | None = None,
         first_step: int = 0,
         state_shards: int | None = None,
+        rows: Sequence[int] = (),
+        home_stages: int = 0,
     ) -> None:
         """
         Args:
@@ -92,6 +178,7 @@ class MegatronEngine(TransferableState):
             batches: the batch size of each step, where it changes; a step with a smaller batch has empty pieces.
             first_step: the replica has the state after this step.
             state_shards: into how many shards the optimizers' state is cut; None: one for each group.
+            rows: the home stages that this rank has, where it has several of ``home_stages``.
         """
         self.replica = replica
         self.world = world
@@ -111,13 +198,28 @@ class MegatronEngine(TransferableState):
         self._routing_losses = RoutingLosses(replica.config, replica.settings.hybrid_layer_pattern, world)
         self._flips = flips
         self.exact: ExactGradients | None = None
-        if method in FORMATS:
-            flips_now = None if flips is None else lambda point, n: flips(point, self._step, n)
-            self.exact = ExactGradients(replica, world, method, flips_now)
         shape = world.shape
         self._batches = batches or BatchSchedule(((1, 0, shape.global_batch_size),))
-        self.shards = OptimizerShards(replica, state_shards or shape.num_groups)
+        shards = state_shards or shape.num_groups
+        self.shards = OptimizerShards(replica, shards)
         self.applied = first_step
+        flips_now = None if flips is None else lambda point, n: flips(point, self._step, n)
+        self._rows: list[MegatronRow] = []
+        if len(rows) > 1:
+            parts = rows_of_replica(replica.chunks, replica.config, home_stages, rows)
+            replicas = [dataclasses.replace(replica, row=part) for part in parts]
+            exacts = [ExactGradients(one, world, method, flips_now) for one in replicas]
+            self.exact = cast(ExactGradients, ExactRows(replicas, exacts))
+            self._rows = [
+                MegatronRow(self, one, exact, OptimizerShards(one, shards))
+                for one, exact in zip(replicas, exacts, strict=True)
+            ]
+        elif method in FORMATS:
+            self.exact = ExactGradients(replica, world, method, flips_now)
+
+    def rows(self) -> Sequence[RowState]:
+        """The rows of this rank; a single one is the engine itself."""
+        return self._rows or (self,)
 
     # ------------------------------------------------------------------------------------------ step engine
 
@@ -152,11 +254,11 @@ class MegatronEngine(TransferableState):
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """The tensors that :meth:`local_sum` will return, for gradients that leave during the run; None where ranks of
         the group share gradient buffers and must sum them first."""
-        if not self._outflow.possible:
+        if not self._outflow.possible or self._rows:
             return None
         tensors = self.exact.leaving() if self.exact is not None else [data for data, _ in self._buffers()]
         if self._routing:
-            tensors.append(torch.empty_like(torch.stack(self._routing), dtype=torch.int64).reshape(-1))
+            tensors.append(torch.empty_like(torch.stack(list(self._routing)), dtype=torch.int64).reshape(-1))
         return tensors
 
     def watch(self, outlet: Outlet) -> None:
@@ -174,7 +276,7 @@ class MegatronEngine(TransferableState):
         self._scalars = self._group_sums(self._sums, self._routing_losses.scalars())
         result = self.exact.tensors() if self.exact is not None else self._plain_sums()
         if self._routing:
-            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
+            result.append(torch.stack(list(self._routing)).to(torch.int64).reshape(-1))
         return result
 
     def _plain_sums(self) -> list[torch.Tensor]:
@@ -187,10 +289,6 @@ class MegatronEngine(TransferableState):
             made = [GroupSum(buffer.grad_data, group, parts_of(buffer, group)) for buffer, group in buffers]
             self._group_sums_made = made
         return self._group_sums_made
-
-    def conversion(self) -> SumConversion | None:
-        """In exact modes how the sums of gradients over groups become fp32."""
-        return None if self.exact is None else self.exact.conversion
 
     def scalars(self) -> Mapping[str, float]:
         """Loss sums and token counts of the computed pieces, summed over the group's context and inner data ranks.
@@ -243,46 +341,6 @@ class MegatronEngine(TransferableState):
         """What is wrong with the accumulators according to their checksums; empty where nothing is, and in plain modes,
         which have no checksums."""
         return self.exact.accumulators_fault(suspected) if self.exact is not None else ""
-
-    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """What is wrong with the sums over all groups according to their checksums; empty where nothing is, and in
-        plain modes."""
-        if self.exact is None:
-            return ""
-        return self.exact.result_fault(self._parted(reduced)[0], reduced[-1])
-
-    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """In exact modes a digest (16 hex digits) of the reduced scalars, routing counts and check vector, which has
-        the checksums of the sums; else ''."""
-        if self.exact is None:
-            return ""
-        text = ",".join(f"{name}={float(value).hex()}" for name, value in sorted(scalars.items()))
-        return f"{kernels.digest([text.encode(), *self._parted(reduced)[1]]):016x}"
-
-    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """Piece -> parameter -> checksum of its gradient, of audited or of compared pieces; empty in plain modes."""
-        return self.exact.piece_checksums(audited) if self.exact is not None else {}
-
-    def weights_digest(self) -> str:
-        """In exact modes, in which all groups compute the same bits, a digest of parameters, persistent buffers and the
-        scales of sums, '+', and that of one state shard of the optimizers: after step t number t mod S. So each shard
-        is compared once in S steps, and a step costs one S-th of reading them all; where this group keeps only some
-        shards, votes have their digests by themselves. '' in other modes, in which a sum inside a group may differ from
-        another group's in its last bit."""
-        if self.exact is None:
-            return ""
-        if self.shards.kept is not None:
-            return weights_digest(self.replica, self.exact.scales)
-        [due] = self.shards.digests([self.applied % self.shards.number])
-        return f"{weights_digest(self.replica, self.exact.scales)}+{due:016x}"
-
-    def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum of each parameter and persistent buffer, of the scales, and of what the optimizers have in
-        each state shard by its kind, which shows where groups differ."""
-        parts = self.shards.parts()
-        if self.exact is not None:
-            parts["scales_of_exact_sums"] = self.exact.scales
-        return weights_checksums(self.replica, parts)
 
     # ------------------------------------------------------------------------------------------- evaluation
 
@@ -339,11 +397,6 @@ class MegatronEngine(TransferableState):
         """Each flat gradient buffer of this rank with the ranks of the group that share its parameters."""
         return [(buffer.grad_data, group) for _, buffer, group in gradient_buffers(self.replica)]
 
-    def _parted(self, reduced: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """The sums of gradients, and what follows them."""
-        number = len(reduced) - bool(self._routing) if self.exact is None else self.exact.num_buffers
-        return reduced[:number], reduced[number:]
-
     def _take_gradients(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> bool:
         """Write the committed sums into megatron-core's gradients; False when this step must be skipped.
 
@@ -356,12 +409,12 @@ class MegatronEngine(TransferableState):
                     _write_quotient(part.of(total), divisor, one.mine[part.start : part.stop])
             self._check_finite(step)
             return True
-        measuring = self.exact.format.measuring
+        measuring = self.exact.measuring
         self.exact.finalize(reduced, divisor, scalars[OVERFLOWS] > 0)
         if not scalars[OVERFLOWS] and not scalars[NOT_FINITE]:
             if measuring:
                 log.info("step %d only measures the scales of the gradients and is not applied", step)
-            elif self._stops_at_infinity and self.exact.format.peaks.infinite(divisor):
+            elif self._stops_at_infinity and self.exact.infinite(divisor):
                 raise NonFiniteGradientError(_not_finite(step, "a sum beyond fp32's range"))
             return not measuring
         self._explain_skip(step, scalars)
@@ -375,7 +428,7 @@ class MegatronEngine(TransferableState):
         mine = ", ".join(self.exact.flagged()[:3]) or "none on this rank of this group"
         if scalars[NOT_FINITE] and self._stops_at_infinity:
             raise NonFiniteGradientError(_not_finite(step, f"parameters here: {mine}"))
-        what = "not finite" if scalars[NOT_FINITE] else f"{2**self.exact.format.growth_bits} times its last sum"
+        what = "not finite" if scalars[NOT_FINITE] else f"{2**self.exact.growth_bits} times its last sum"
         log.warning("step %d is skipped: a piece's gradient was %s (parameters here: %s)", step, what, mine)
 
     def _divisor(self, scalars: Mapping[str, float]) -> float:

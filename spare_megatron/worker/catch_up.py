@@ -9,9 +9,10 @@ shard they gather what each has seen.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -64,6 +65,8 @@ class CatchUp:
     """Whether this process has computed nothing yet."""
     parts: RankParts = field(default_factory=RankParts)
     """Takes note of what this rank does when."""
+    more: Sequence[StateTransport] = ()
+    """Of this rank's rows after the first one."""
     _came: int = field(default=0, init=False)
     """How often something has come."""
     _ended: int = field(default=0, init=False)
@@ -119,24 +122,28 @@ class CatchUp:
 
     def _follow(self, offer: Offer, donors_at: tuple[str, ...]) -> Joined | None:
         """Follow one offer; None where it ends before the group is a member that holds t*."""
-        sources = [Source(Member(*donor), at) for donor, at in zip(offer.donors, donors_at, strict=True)]
+        donors, rows = [Member(*donor) for donor in offer.donors], self.engine.rows()
+        of_rows = zip(*(at.split(",") for at in donors_at), strict=True)
+        sources = [[Source(*one) for one in zip(donors, at, strict=True)] for at in of_rows]
         self._ended, self._rests, began_s = offer.number, None, time.monotonic()
-        state = self._fetch(offer, offer.step, sources, self.engine.state_tensors())
+        states = self._fetch(offer, offer.step, sources, [row.state_tensors() for row in rows])
         self._fetched_s = time.monotonic()
         self.parts.note("transfer", began_s, self._fetched_s)
-        if state is None:
+        if states is None:
             self._all(_Seen.ENDED, offer.number, offer.step)
             return None
         self._has(offer.step)
         if not self._all(_Seen.HAS, offer.number, offer.step):
             return None
-        self.engine.adopt_state(offer.step, state.values)
+        for row, state in zip(rows, states, strict=True):
+            row.adopt_state(offer.step, state.values)
         self._rests = Joined(offer.step, offer.number)
-        step, buffers = offer.step, dict[str, torch.Tensor]()
+        step, buffers = offer.step, [dict[str, torch.Tensor]() for _ in rows]
         while True:
-            self.session.caught_up(offer.number, step, self.engine.weights_digest())
-            result = None if self._holds(offer, step) else self._fetch(offer, step + 1, sources, buffers)
-            if result is None:
+            for number, row in zip(self.session.rows, rows, strict=True):
+                self.session.caught_up(offer.number, step, row.weights_digest(), number)
+            results = None if self._holds(offer, step) else self._fetch(offer, step + 1, sources, buffers)
+            if results is None:
                 seen = _Seen.JOINED if self._holds(offer, step) else _Seen.ENDED
                 if seen is _Seen.JOINED:
                     self._has(step)
@@ -144,18 +151,19 @@ class CatchUp:
             self._has(step + 1)
             if not self._all(_Seen.HAS, offer.number, step + 1):
                 return None
-            step, buffers = step + 1, dict(result.tensors)
+            step, buffers = step + 1, [dict(result.tensors) for result in results]
             self.engine.begin_step(step)
-            self.engine.apply(step, list(buffers.values()), result.values["scalars"])
+            reduced = [tensor for of_row in buffers for tensor in of_row.values()]
+            self.engine.apply(step, reduced, results[0].values["scalars"])
             self._rests = Joined(step, offer.number)
 
     def _fetch(
-        self, offer: Offer, step: int, sources: list[Source], buffers: Mapping[str, torch.Tensor]
-    ) -> SnapshotShard | None:
-        """The snapshot shard of ``step``, in ``buffers`` where there are any; None where the offer has ended, or cannot
-        be had, or this group is a member that needs no more."""
+        self, offer: Offer, step: int, sources: list[list[Source]], buffers_of: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[SnapshotShard] | None:
+        """Of each row the snapshot shard of ``step``, in its buffers where there are any; None where the offer has
+        ended, or cannot be had, or this group is a member that needs no more."""
 
-        def place(snapshot_shard: SnapshotShard) -> Mapping[str, torch.Tensor]:
+        def place(buffers: Mapping[str, torch.Tensor], snapshot_shard: SnapshotShard) -> Mapping[str, torch.Tensor]:
             if buffers:
                 return buffers
             device = self.device
@@ -169,7 +177,10 @@ class CatchUp:
             return self._without(offer) or self._holds(offer, step - 1)
 
         try:
-            return self.transport.fetch(offer.number, step, sources, place, over)
+            return [
+                transport.fetch(offer.number, step, of_row, partial(place, buffers), over)
+                for transport, of_row, buffers in zip((self.transport, *self.more), sources, buffers_of, strict=True)
+            ]
         except FetchOverError:
             return None
         except GoneError as error:

@@ -69,7 +69,7 @@ def around_the_world(job: JobArguments) -> Iterator[None]:
         if devices.cuda_build and devices.failure:
             log.warning("this rank trains on the CPU, because %s", nccl_start.refusal(devices))
         if backend == "gloo-staged":
-            inside = job.shape.group_size > 1 and job.training.distributed_backend != "gloo"
+            inside = job.place.group_size > 1 and job.training.distributed_backend != "gloo"
             if inside and (why := nccl_start.no_own_gpu(devices)):
                 raise ConfigError(why)
             kernels.start(devices.own)

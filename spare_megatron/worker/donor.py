@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.view import Offer, View
 from spare_megatron.transfer.transport import SnapshotShard, StateTransport
 from spare_megatron.worker.donor_budget import OfferBudget
-from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.engine import EngineRow, by_row
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.step import Committed
 
@@ -27,10 +29,11 @@ SIGN_S = 1.0
 
 
 class Donor:
-    """The donor's side of one rank. Belongs to the training thread. What fails here ends offers, never the training."""
+    """The donor's side of one row of a rank. Belongs to the training thread. What fails here ends offers, never the
+    training."""
 
     def __init__(
-        self, engine: StepEngine, session: Session, transport: StateTransport, parts: RankParts | None = None
+        self, engine: EngineRow, session: Session, transport: StateTransport, parts: RankParts | None = None
     ) -> None:
         """``parts`` takes note of how long this rank is kept from its update."""
         self._engine, self._session, self._transport = engine, session, transport
@@ -120,6 +123,29 @@ class Donor:
         self._budgets.pop(number, None)
         self._transport.drop(number)
         self._session.withdraw(number, why)
+
+
+class RowDonors:
+    """The donors of all rows of a rank."""
+
+    def __init__(self, rows: Sequence[EngineRow], donors: Sequence[Donor]) -> None:
+        self._rows, self._donors = rows, donors
+
+    def look(self, view: View, step: int) -> None:
+        """:meth:`Donor.look` of each row."""
+        for donor in self._donors:
+            donor.look(view, step)
+
+    def before_apply(self, view: View, committed: Committed) -> None:
+        """:meth:`Donor.before_apply` of each row, with its results."""
+        results = by_row(self._rows, committed.tensors, beside=self._rows[0].conversion() is not None)
+        for donor, tensors in zip(self._donors, results, strict=True):
+            donor.before_apply(view, replace(committed, tensors=tensors))
+
+    def close(self) -> None:
+        """Give everything up."""
+        for donor in self._donors:
+            donor.close()
 
 
 def snapshot_shard_bytes(snapshot_shard: SnapshotShard) -> int:

@@ -20,11 +20,63 @@ from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.protocol.tickets import Tickets
 
 
+class EngineRow(Protocol):
+    """What groups compare and exchange of one row of a rank (:mod:`spare_megatron.config.rows`); see
+    :class:`StepEngine` for each method. ``reduced`` has the tensors of this row only."""
+
+    @property
+    def sums(self) -> int:
+        """How many tensors of :meth:`StepEngine.local_sum` are of this row."""
+
+    def conversion(self) -> Conversion | None:
+        """What the sums over groups of the row's tensors become."""
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """Why ``reduced`` is not the sum of what all groups put in."""
+
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """A digest of a reduced result."""
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """Piece -> parameter -> checksum of its gradient."""
+
+    def weights_digest(self) -> str:
+        """A digest of the row's weights."""
+
+    def weights_checksums(self) -> Mapping[str, int]:
+        """Name -> checksum of each tensor that the digest covers."""
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Name -> tensor of the row's state."""
+
+    def state_values(self) -> Mapping[str, Any]:
+        """The part of the row's state that is not in tensors."""
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take over the row's state after ``step``."""
+
+
+def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: int = 0) -> list[Sequence[torch.Tensor]]:
+    """Of each row its tensors among those of all rows: its sums, and so many ``beside`` them."""
+    if len(rows) == 1 or not tensors:
+        return [tensors] * len(rows)
+    found, at = [], 0
+    for row in rows:
+        found.append(tensors[at : at + row.sums + beside])
+        at += row.sums + beside
+    assert at == len(tensors), f"{len(tensors)} tensors of {len(rows)} rows, of which {at} have one"
+    return found
+
+
 class StepEngine(Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: piece ``j`` of shard ``i``."""
 
     on_piece: PieceHook | None
     """Called around each piece, for the progress counter and for fault injection."""
+
+    def rows(self) -> Sequence[EngineRow]:
+        """The rows of this rank, ascending; a single one is the engine itself. The tensors of :meth:`local_sum` and the
+        ``reduced`` ones of :meth:`apply` are those of the rows in this order."""
 
     def begin_step(self, step: int) -> None:
         """Zero the accumulators, so that no piece is inside."""

@@ -12,7 +12,7 @@ import torch
 from spare_megatron.collectives.converting import Conversion
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.protocol.tickets import Tickets
-from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.engine import EngineRow, StepEngine
 
 BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """``source(step, pieces)``: an iterator over the microbatches of these pieces."""
@@ -39,6 +39,16 @@ class PassThrough:
     @on_piece.setter
     def on_piece(self, hook: Any) -> None:
         self.engine.on_piece = hook
+
+    @property
+    def sums(self) -> int:
+        """How many tensors the engine sums, where it is a row itself."""
+        return self.engine.rows()[0].sums
+
+    def rows(self) -> Sequence[EngineRow]:
+        """The engine's rows; a single one is this engine."""
+        inner = self.engine.rows()
+        return inner if len(inner) > 1 else (self,)
 
     def begin_step(self, step: int) -> None:
         """Zero the engine's accumulators."""

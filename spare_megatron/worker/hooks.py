@@ -43,7 +43,7 @@ def hooks_of(job: JobArguments, replica: Replica) -> tuple[StepHooks, Callable[[
     if profiler is not None:
         before.append(profiler.before)
         after.append(profiler.after)
-    if logs.record_memory_history and job.place.position == job.shape.group_size - 1:
+    if logs.record_memory_history and job.place.position == job.place.group_size - 1:
         after.append(record_memory(Path(logs.memory_snapshot_path), logs.log_interval))
     return StepHooks(before, reduced, after, sources), profiler.close if profiler else lambda: None
 
@@ -92,7 +92,7 @@ def _log_timers(job: JobArguments) -> Callable[[int], None]:
     def show(step: int) -> None:
         if step % interval == 0:
             text = timers_text(user_state.get_timers(), interval)
-            if text and job.place.position == job.shape.group_size - 1:
+            if text and job.place.position == job.place.group_size - 1:
                 log.info("step %d: %s", step, " ".join(text.split()))
 
     return show

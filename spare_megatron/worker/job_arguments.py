@@ -20,7 +20,8 @@ from spare_megatron.config import sections
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.place import Place, place_of, world_hint
+from spare_megatron.config.place import STAGES, Place, number, place_of, world_hint
+from spare_megatron.config.rows import check_stages, rows_of, shape_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
@@ -83,6 +84,17 @@ class JobArguments:
     """r, as given, or what ``auto`` is in this job attempt."""
     notes: tuple[str, ...] = ()
     """Sentences to be logged once, about flags that change nothing here and about what was taken from a checkpoint."""
+
+    @property
+    def here(self) -> JobShape:
+        """The shape of this rank's group: that of the flags, or with fewer pipeline stages."""
+        return shape_of(self.shape, self.place.stages)
+
+    @property
+    def home_stages_here(self) -> list[int]:
+        """The home stages of this rank's rows, where its group has a smaller shape."""
+        inner = self.shape.group_size // self.shape.pipeline
+        return [row // inner for row in self.place.rows[self.place.position]] if self.place.rows else []
 
     @property
     def divides_state(self) -> bool:
@@ -201,7 +213,12 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     if namespace.load is not None:
         check_format(Path(namespace.load), namespace.ckpt_step)
     shape, why = with_pieces(namespace, shape, batch_plan(namespace, shape).schedule())
-    place = place_of(environ, shape.num_groups, shape.group_size, namespace.spare_run_dir)
+    stages = number(environ, STAGES) or 0
+    place = place_of(environ, shape.num_groups, shape_of(shape, stages).group_size, namespace.spare_run_dir)
+    if stages:
+        check_stages(shape.pipeline, stages, f"the environment variable {STAGES}")
+        rows = tuple(rows_of(shape, stages, position) for position in range(place.group_size))
+        place = dataclasses.replace(place, stages=stages, rows=rows)
     _check_parked(namespace, place)
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position
@@ -224,8 +241,26 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
         raise SystemExit(0)
     check.check_machine(namespace)
-    check_settings(settings, shape)
+    check_settings(settings, job.here)
+    check_smaller(job)
     return job
+
+
+def check_smaller(job: JobArguments) -> None:
+    """Raises ConfigError where a group is in a smaller shape, and this job's groups run in their home shape only."""
+    if not job.place.stages:
+        return
+    why = (
+        f"--spare-reduce {job.spare.reduce} sums in floating point, whose bits depend on the split"
+        if not job.spare.reduce.startswith("exact")
+        else "with --spare-state-redundancy below the number of groups no group has a whole state"
+        if job.divides_state
+        else "a distributed optimizer divides each buffer over the inner data ranks"
+        if job.shape.inner_data * job.shape.context > 1
+        else ""
+    )
+    if why:
+        raise ConfigError(f"a group of this job runs in its home shape only: {why}")
 
 
 def job_of(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.saves import saver
-from spare_megatron.worker.donor import Donor
+from spare_megatron.worker.donor import RowDonors
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.saving import Ask
@@ -51,7 +51,7 @@ class TrainingLoop:
     saver: Saver | None
     first_step: int
     """The step whose state the engine holds at the start."""
-    donor: Donor
+    donor: RowDonors
     catch_up: Learns
     parts: RankParts = field(default_factory=RankParts)
     """Takes note of what this rank does when."""

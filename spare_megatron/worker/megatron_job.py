@@ -183,7 +183,7 @@ def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
     store = group_store(place, START_TIMEOUT_S, job.spare.interface or "")
     with around_the_world(job):
         world = init_group_world(
-            job.shape,
+            job.here,
             place.position,
             store,
             virtual_pipeline=settings.virtual_pipeline,
@@ -241,6 +241,8 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         batches=start.batches(job),
         first_step=start.step,
         state_shards=start.shards(job),
+        rows=job.home_stages_here,
+        home_stages=job.shape.pipeline,
     )
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
@@ -252,6 +254,8 @@ def _train(built: _BuiltJob) -> ExitCode:
     loaded, loaders, engine = built.loaded, built.loaders, built.engine
     checked, start = loaded.checked, loaded.start
     job, args, times = checked.job, checked.args, checked.times
+    if carried() and len(engine.rows()) > 1:
+        raise ConfigError("a group of this job runs in its home shape only: carry_state() has state that is in no row")
     carrying = CarryingEngine(engine, carried())
     waited = bool(job.place.place_file)
     if waited:

@@ -36,7 +36,7 @@ from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import WEIGHTS, ParameterChecksum, ReductionResult
 from spare_megatron.protocol.tickets import Begin, Close, Ticket
 from spare_megatron.protocol.view import View
-from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.engine import EngineRow, StepEngine, by_row
 from spare_megatron.worker.group_rounds import Gather, alone, same_orders
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.shard_gather import ShardGather
@@ -154,6 +154,8 @@ class StepRunner:
     """Takes note of what this rank does when."""
     shards: ShardGather | None = None
     """Gathers what this rank does not keep; None where every group keeps all state."""
+    more: Sequence[Replicas] = ()
+    """Those of this rank's rows after the first one."""
     _shown: int = field(default=0, init=False)
     """The version of the orders that ``look`` has seen last."""
     _step: int = field(default=0, init=False)
@@ -168,11 +170,14 @@ class StepRunner:
     _patch_began_s: float = field(default=0.0, init=False)
     """When that run came to pieces of lost groups; 0: it has none so far."""
     _computing: bool = field(default=False, init=False)
-    _weights: str = field(default="", init=False)
-    """Digest of the weights, and of part of the optimizer's state, with which the step in flight began."""
+    _rows: Sequence[EngineRow] = field(init=False)
+    _weights: Sequence[str] = field(default=(), init=False)
+    """Of each row the digest of the weights, and of part of the optimizer's state, with which the step in flight
+    began."""
 
     def __post_init__(self) -> None:
         self._reader = TicketReader(self.session)
+        self._rows = self.engine.rows()
 
     def run(self, step: int, joined: Joined | None = None) -> Committed:
         """Compute ``step`` until it is committed.
@@ -189,7 +194,7 @@ class StepRunner:
         self._run = None
         self._reader.begin(step, -1 if joined is None else joined.number)
         times, attempt = StepTimes(), _Attempt()
-        self._weights = self.engine.weights_digest()
+        self._weights = [row.weights_digest() for row in self._rows]
         self.engine.begin_step(step)
         share: _Share | None = None
         while True:
@@ -229,7 +234,7 @@ class StepRunner:
         """Vote on the weights after ``step``, the last one, in the epoch of ``view``: as a step after it without
         pieces."""
         self._pieces, self._audited, self._done = [], [], 0
-        self._weights = self.engine.weights_digest()
+        self._weights = [row.weights_digest() for row in self._rows]
         self._step = step + 1
         self._report(view, ReduceOutcome(ok=True, stale=False), StepTimes())
 
@@ -300,7 +305,7 @@ class StepRunner:
         tensors = self.engine.leaving() if self.overlap and view.epoch in closed else None
         if tensors is None:
             return
-        request = self._request(tensors, {})
+        request = self._request(tensors, {}, self._rows[0])
         self._opened = self.replicas.begin(view.epoch, request, self._stale(view))
         self.engine.watch(self._opened)
 
@@ -333,10 +338,18 @@ class StepRunner:
         if fault:
             return ReduceOutcome(ok=False, stale=False, error=fault, corrupt=True)
         sums = self.replicas if self.shards is None else self.shards
-        return sums.reduce(view.epoch, self._request(share.tensors, share.scalars), self._stale(view))
+        outcomes: list[ReduceOutcome] = []
+        for row, tensors, replicas in zip(
+            self._rows, by_row(self._rows, share.tensors), (sums, *self.more), strict=True
+        ):
+            request = self._request(tensors, share.scalars, row)
+            outcomes.append(replicas.reduce(view.epoch, request, self._stale(view)))
+            if not outcomes[-1].ok:
+                break
+        return outcomes[-1] if len(outcomes) == 1 or not outcomes[-1].ok else _of_all_rows(outcomes)
 
-    def _request(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Reduction:
-        return Reduction(tensors, scalars, self.method, self.on_bucket, self.overlap, self.engine.conversion())
+    def _request(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, float], row: EngineRow) -> Reduction:
+        return Reduction(tensors, scalars, self.method, self.on_bucket, self.overlap, row.conversion())
 
     def _stale(self, view: View) -> Callable[[], bool]:
         def stale() -> bool:
@@ -348,35 +361,19 @@ class StepRunner:
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
         """The outcome, as a failure if the sum is not that of what the groups put in. Where this rank's accumulators
         are damaged, that is why; where all are good, another attempt may succeed."""
-        fault = self.engine.result_fault(outcome.tensors)
+        faults = (row.result_fault(tensors) for row, tensors in zip(self._rows, self._results(outcome), strict=True))
+        fault = next(filter(None, faults), "")
         if not fault:
             return outcome
         own = self.engine.accumulators_fault(suspected=True)
         return replace(outcome, ok=False, error=own or fault, corrupt=bool(own))
 
+    def _results(self, outcome: ReduceOutcome) -> list[Sequence[torch.Tensor]]:
+        """Of each row the results, and the check vector where there is one."""
+        return by_row(self._rows, outcome.tensors, beside=self._rows[0].conversion() is not None)
+
     def _report(self, view: View, outcome: ReduceOutcome, times: StepTimes) -> None:
-        """Report the outcome to the leader, which votes for the group."""
-        inside, audited = self.engine.piece_checksums(audited=False), self.engine.piece_checksums(audited=True)
-        compared = selected(self.session.spec, self._step, self._pieces)
-        result = ReductionResult(
-            step=self._step,
-            epoch=view.epoch,
-            ok=outcome.ok,
-            pieces=tuple(self._pieces),
-            result_digest=self.engine.result_digest(outcome.tensors, outcome.scalars) if outcome.tensors else "",
-            weights_digest=self._weights,
-            links=outcome.links,
-            corrupt=outcome.corrupt,
-            detail=outcome.error,
-            checksums=tuple((piece, _checksum(inside.get(piece, {}))) for piece in compared),
-            audits=tuple((piece, _checksum(audited.get(piece, {}))) for piece in self._audited),
-            parts=tuple(
-                ParameterChecksum(piece, self.session.position, name, checksum)
-                for piece in view.disputed
-                for name, checksum in self._parts(piece, inside, audited).items()
-            ),
-            state=() if self.shards is None or not outcome.ok else self.shards.digests(view.epoch, self._stale(view)),
-        )
+        """Report the outcome to the leader, which votes for the group: of each row, or, where one failed, once."""
         figures = {
             "compute_s": times.compute_s,
             "patch_s": times.patch_s,
@@ -386,10 +383,34 @@ class StepRunner:
             "pieces_discarded": self._done - len(self._pieces),
             "pieces_joined": times.joined,
         }
-        self.session.reduced(result, figures)
+        numbers = self.session.rows if outcome.ok else self.session.rows[:1]
+        for at, number in enumerate(numbers):
+            self.session.reduced(self._result(view, outcome, at), figures, number)
 
-    def _parts(self, piece: int, inside: Parts, audited: Parts) -> Mapping[str, int]:
-        return self.engine.weights_checksums() if piece == WEIGHTS else inside.get(piece) or audited.get(piece) or {}
+    def _result(self, view: View, outcome: ReduceOutcome, at: int) -> ReductionResult:
+        """The outcome of this rank's row number ``at``."""
+        row, number, tensors = self._rows[at], self.session.rows[at], self._results(outcome)[at]
+        inside, audited = row.piece_checksums(audited=False), row.piece_checksums(audited=True)
+        compared = selected(self.session.spec, self._step, self._pieces)
+        return ReductionResult(
+            step=self._step,
+            epoch=view.epoch,
+            ok=outcome.ok,
+            pieces=tuple(self._pieces),
+            result_digest=row.result_digest(tensors, outcome.scalars) if tensors else "",
+            weights_digest=self._weights[at],
+            links=outcome.links,
+            corrupt=outcome.corrupt,
+            detail=outcome.error,
+            checksums=tuple((piece, _checksum(inside.get(piece, {}))) for piece in compared),
+            audits=tuple((piece, _checksum(audited.get(piece, {}))) for piece in self._audited),
+            parts=tuple(
+                ParameterChecksum(piece, number, name, checksum)
+                for piece in view.disputed
+                for name, checksum in _parts(row, piece, inside, audited).items()
+            ),
+            state=() if self.shards is None or not outcome.ok else self.shards.digests(view.epoch, self._stale(view)),
+        )
 
     def _committed(self, step: int, view: View, attempt: _Attempt, times: StepTimes) -> Committed:
         epoch = view.committed[1]
@@ -401,6 +422,20 @@ class StepRunner:
         self.parts.note("vote", attempt.ended_s, self.clock())
         self.inject("apply", step, 0)
         return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, view.leave, view.save)
+
+
+def _of_all_rows(outcomes: Sequence[ReduceOutcome]) -> ReduceOutcome:
+    """The outcome of the rows of a rank, each of which has succeeded. The scalars of all are the same."""
+    return replace(
+        outcomes[0],
+        tensors=tuple(tensor for one in outcomes for tensor in one.tensors),
+        formation_s=max(one.formation_s for one in outcomes),
+        reduce_s=sum(one.reduce_s for one in outcomes),
+    )
+
+
+def _parts(row: EngineRow, piece: int, inside: Parts, audited: Parts) -> Mapping[str, int]:
+    return row.weights_checksums() if piece == WEIGHTS else inside.get(piece) or audited.get(piece) or {}
 
 
 def _checksum(parts: Mapping[str, int]) -> int:

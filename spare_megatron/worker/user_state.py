@@ -68,7 +68,7 @@ def begin(job: JobArguments, args: Namespace, tokenizer: Any) -> None:
     def make_transformer_config() -> Any:
         from spare_megatron.megatron_adapter.model.replica import transformer_config
 
-        return transformer_config(settings, job.shape)
+        return transformer_config(settings, job.here)
 
     start(UserState(args, tokenizer, make_transformer_config))
     if args.rank == 0 and len(_startup) == 2:

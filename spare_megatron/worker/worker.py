@@ -30,7 +30,7 @@ from spare_megatron.runtime.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.transfer.socket_transport import SocketTransport
 from spare_megatron.worker.catch_up import CatchUp
-from spare_megatron.worker.donor import Donor
+from spare_megatron.worker.donor import Donor, RowDonors
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.group_rounds import gather_in_group
@@ -88,17 +88,23 @@ def train_rank(
     assert place.run_dir is not None, "a rank has a run directory"
     directory = RunDirectory(place.run_dir)
     check_descriptors(OF_A_RANK * place.group_size, f"the leader of a group of {place.group_size} ranks")
-    me = Identity(Member(place.group, place.incarnation), place.position, place.job_attempt, directory.token())
+    rows = place.rows[place.position] if place.rows else (place.position,)
+    member, token = Member(place.group, place.incarnation), directory.token()
+    mes = [Identity(member, row, place.job_attempt, token) for row in rows]
     host = own_address(job.interface, partial(_coordinator_host, job, directory))
-    replicas = ReplicaCommunicators(me, job.backend, job.device, host=host)
+    replicas = [ReplicaCommunicators(me, job.backend, job.device, host=host) for me in mes]
     # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
-    transport = SocketTransport(me, host, 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s)
+    silence_s, rate = 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s / len(rows)
+    transports = [SocketTransport(me, host, silence_s, rate) for me in mes]
 
     opening = ShardOpening(opens)
 
     def adopt(orders: Orders) -> None:
         members = tuple(Member(*one) for one in orders.view.live)
-        replicas.adopt(Membership(orders.view.epoch, members, orders.right_at))
+        for of_row, at in zip(
+            replicas, orders.right_at.split(",") if orders.right_at else [""] * len(rows), strict=True
+        ):
+            of_row.adopt(Membership(orders.view.epoch, members, at))
 
     session = Session.open(
         place,
@@ -106,20 +112,24 @@ def train_rank(
         job.job,
         last_applied=job.spec.first_step,
         coordinator=job.coordinator,
-        address=replicas.address,
-        serving_at=transport.address,
+        address=",".join(one.address for one in replicas),
+        serving_at=",".join(one.address for one in transports),
         on_view=(adopt, opening.look, *(() if job.shards is None else (job.shards.look,))),
     )
     if job.shards is not None:
-        job.shards.start(session, replicas)
+        job.shards.start(session, replicas[0])
     opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
     parts = _parts(job, directory)
-    donor = Donor(engine, session, transport, parts)
+    donor = RowDonors(
+        engine.rows(),
+        [Donor(row, session, transport, parts) for row, transport in zip(engine.rows(), transports, strict=True)],
+    )
+    first, *more = transports
     gone_s = job.job.timeouts.heartbeat_timeout_s
     cold = not job.warm
     catch_up: Learns = (
-        CatchUp(engine, session, transport, gather, job.device, gone_s, injector.fire, cold, parts)
+        CatchUp(engine, session, first, gather, job.device, gone_s, injector.fire, cold, parts, more)
         if job.shards is None
         else ShardJoining(engine, session, job.shards, gather, injector.fire, cold, parts)
     )
@@ -127,7 +137,7 @@ def train_rank(
         runner = StepRunner(
             engine,
             session,
-            replicas,
+            replicas[0],
             injector.fire,
             method=job.method,
             overlap=job.overlap,
@@ -135,6 +145,7 @@ def train_rank(
             look=donor.look,
             parts=parts,
             shards=job.shards,
+            more=replicas[1:],
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
@@ -143,8 +154,10 @@ def train_rank(
     finally:
         if job.shards is not None:
             job.shards.close()
-        replicas.close()
-        transport.close()
+        for of_row in replicas:
+            of_row.close()
+        for served in transports:
+            served.close()
         donor.close()
         opening.close()
         session.close()

@@ -30,6 +30,7 @@ from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.control_plane.reports import checksum_of
 from spare_megatron.megatron_adapter.model.gradient_readiness import Arrivals, Span
 from spare_megatron.protocol.tickets import KnownTickets, Tickets
+from spare_megatron.worker.engine import EngineRow
 
 WIDTH, SAMPLES, GRID, LEARNING_RATE = 32, 4, 2.0**12, 0.05
 
@@ -179,6 +180,13 @@ class ToyEngine:
         if self.layer_s:
             print(f"step {self.step}: all is computed", file=sys.stderr, flush=True)
         return self.accumulators
+
+    @property
+    def sums(self) -> int:
+        return len(self.accumulators)
+
+    def rows(self) -> Sequence[EngineRow]:
+        return (self,)
 
     def conversion(self) -> None:
         return None

@@ -99,6 +99,11 @@ class RankEngine:
         self._together("sum", self.step)
         return [self._tensor]
 
+    sums = 1
+
+    def rows(self) -> Any:
+        return (self,)
+
     def conversion(self) -> None:
         return None
 
@@ -184,13 +189,13 @@ class RankSession:
     def ready(self) -> None:
         self._world.announce(self.position, RankReady())
 
-    def caught_up(self, number: int, step: int, digest: str) -> None:
-        self._world.announce(self.position, RankCaughtUp(number, step, digest))
+    def caught_up(self, number: int, step: int, digest: str, row: int | None = None) -> None:
+        self._world.announce(self.position, RankCaughtUp(number, step, digest, self.position if row is None else row))
 
     def void(self, number: int, detail: str) -> None:
         self._world.announce(self.position, RankVoid(number, detail))
 
-    def reduced(self, result: m.ReductionResult, figures: Any = None) -> None:
+    def reduced(self, result: m.ReductionResult, figures: Any = None, row: int | None = None) -> None:
         self._world.announce(self.position, Reduced(result))
 
     def applied(self, step: int, epoch: int) -> None:
@@ -267,7 +272,7 @@ class LearnerWorld:
         self.size, self.seed, self.random, self.spec = size, seed, random.Random(seed), spec
         self.faults: dict[str, bool] = {}
         self.state, self._lock = State(), threading.RLock()
-        self._reports, self._ballots = LearnerReports(BACK, size), Ballots(*BACK, size)
+        self._reports, self._ballots = LearnerReports(BACK, size, size), Ballots(*BACK, size)
         self._issuer = TicketIssuer(spec, late_pauses=seed % 2 == 1)
         self._applied = MinOverRanks(size, (-1, -1))
         self._view = first_orders(*BACK)

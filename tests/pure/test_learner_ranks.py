@@ -61,7 +61,7 @@ class CalledWhileItGivesUp:
     def ready(self) -> None:
         self.reported.append("ready")
 
-    def caught_up(self, number: int, step: int, digest: str) -> None:
+    def caught_up(self, number: int, step: int, digest: str, row: int | None = None) -> None:
         self.reported.append((number, step))
 
     def void(self, number: int, detail: str) -> None:

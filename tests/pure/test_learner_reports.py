@@ -21,7 +21,7 @@ MEMBER = replace(LEARNS, epoch=4, live=((0, 0), ME, (2, 0)), committed=(22, 3), 
 
 
 def reports(view: View = LEARNS, ready: bool = True) -> LearnerReports:
-    made = LearnerReports(ME, 2)
+    made = LearnerReports(ME, 2, 2)
     made.reported(view)
     if ready:
         for position in range(2):
@@ -52,15 +52,15 @@ def test_a_member_is_not_ready() -> None:
 
 
 def test_before_the_first_view_nobody_is_ready() -> None:
-    one = LearnerReports(ME, 1)
+    one = LearnerReports(ME, 1, 1)
     assert one.receive(0, RankReady()) is None
     assert one.reported(LEARNS) == Ready(*ME)
 
 
 def test_the_group_has_caught_up_when_its_last_rank_has() -> None:
     one = reports(OFFERED)
-    assert one.receive(0, RankCaughtUp(7, 20, "a")) is None
-    word = one.receive(1, RankCaughtUp(7, 20, "b"))
+    assert one.receive(0, RankCaughtUp(7, 20, "a", row=0)) is None
+    word = one.receive(1, RankCaughtUp(7, 20, "b", row=1))
     assert isinstance(word, CaughtUp)
     assert (word.number, word.step) == (7, 20)
     assert word.weights_digest not in ("", "a", "b")
@@ -72,9 +72,9 @@ def test_the_group_has_caught_up_when_its_last_rank_has() -> None:
 def test_the_digest_of_one_rank_is_never_that_of_the_group() -> None:
     """Rank 0's word for step 20 was lost with its connection."""
     one = reports(OFFERED)
-    assert one.receive(1, RankCaughtUp(7, 20, "b")) is None
-    assert one.receive(0, RankCaughtUp(7, 21, "c")) is None
-    assert isinstance(one.receive(1, RankCaughtUp(7, 21, "d")), CaughtUp)
+    assert one.receive(1, RankCaughtUp(7, 20, "b", row=1)) is None
+    assert one.receive(0, RankCaughtUp(7, 21, "c", row=0)) is None
+    assert isinstance(one.receive(1, RankCaughtUp(7, 21, "d", row=1)), CaughtUp)
 
 
 def test_one_rank_without_its_part_is_enough() -> None:

@@ -66,13 +66,14 @@ class _Buffer:
         gradient = buffer.grad_data
         self.gradient = gradient
         self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
-        storage = gradient.untyped_storage()
-        assert gradient.storage_offset() == 0, "the gradient buffer does not begin its storage"
-        size = dtype.itemsize * gradient.numel()
+        storage, start = gradient.untyped_storage(), gradient.storage_offset()
+        whole = getattr(buffer, "whole", gradient.numel())
+        assert start + gradient.numel() <= whole, "the gradient buffer does not begin its storage"
+        size = dtype.itemsize * whole
         if storage.nbytes() != size:
             storage.resize_(0)  # else both would be there at once, and the old values copied
             storage.resize_(size)
-        self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
+        self.accumulator.set_(storage, start, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
         """The parts of the sum that each rank of ``group`` keeps."""
@@ -99,7 +100,7 @@ class ExactGradients:
             self._add(buffer, group, names, kind.dtype)
             self._chunks += [number] * (len(self._slots) - len(self._chunks))
         for chunk in replica.chunks:
-            chunk.accumulate = self._accumulate
+            chunk.accumulate = self.accumulate
         device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
         self._method = method
         sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
@@ -165,6 +166,20 @@ class ExactGradients:
         self._buffers.append(mine)
 
     @property
+    def measuring(self) -> bool:
+        """Whether the step in flight only measures scales."""
+        return self.format.measuring
+
+    @property
+    def growth_bits(self) -> int:
+        """See :class:`~spare_megatron.exact_sum.formats.Format`."""
+        return self.format.growth_bits
+
+    def infinite(self, divisor: float) -> bool:
+        """Whether a sum of the step, or it divided by ``divisor``, exceeds fp32. Waits for the device."""
+        return self.format.peaks.infinite(divisor)
+
+    @property
     def num_buffers(self) -> int:
         """Number of sums that :meth:`tensors` returns."""
         return len(self._buffers)
@@ -191,27 +206,15 @@ class ExactGradients:
 
         Collective in the group.
         """
-        if self._go_on([state]):
-            return
-        states = [one for one in read_all() if one]
-        if not self._go_on(states) and any("method" in one for one in states):
-            log.warning(
-                "the checkpoint has scales of other tensors or of another format, or by position as older versions "
-                "saved them: they are found anew"
-            )
+        restore_scales([self], state, read_all)
 
-    def _go_on(self, states: Sequence[Any]) -> bool:
-        """Take the scales from ``states`` if each rank of the group finds its own in them."""
+    def scales_in(self, states: Sequence[Any]) -> ScalesState | None:
+        """What ``states`` have of this rank's scales; None where they do not have all."""
         ours = [one for one in states if one and one.get("method") == self._method and "scales" in one]
         known = {key: scale for one in ours for key, scale in one["scales"].items()}
         mine = [known.get(key) for key in self._keys]
         fits = all(one is not None and one[0] == slot.size for one, slot in zip(mine, self._slots, strict=True))
-        all_fit = torch.tensor([int(fits and bool(ours))], device=compute_device())
-        dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
-        if not all_fit.item():
-            return False
-        self.format.restore(ScalesState(ours[0]["common"], [one[1] for one in mine if one is not None]))
-        return True
+        return ScalesState(ours[0]["common"], [one[1] for one in mine if one is not None]) if ours and fits else None
 
     def begin_step(self) -> None:
         """Forget all pieces, and choose the step's scales from the committed state."""
@@ -224,7 +227,7 @@ class ExactGradients:
         self.pieces.begin_step()
         self.format.begin_step(math.ceil(math.log2(float(self._optimizer.get_loss_scale().item()))))
 
-    def _accumulate(self, parameter: torch.nn.Parameter) -> None:
+    def accumulate(self, parameter: torch.nn.Parameter) -> None:
         """Add the gradient that a backward pass left in ``parameter.grad``."""
         number = self._numbers[parameter]
         gradient = parameter.grad
@@ -449,6 +452,30 @@ class ExactGradients:
         """Make the gradients infinite, so that the optimizer's loss scaler skips this step and lowers its scale."""
         for buffer in self._buffers:
             buffer.gradient.fill_(math.inf)
+
+
+def restore_scales(rows: Sequence[ExactGradients], state: Any, read_all: Callable[[], list[Any]]) -> None:
+    """:meth:`ExactGradients.restore` of all rows of a rank."""
+    if _go_on(rows, [state]):
+        return
+    states = [one for one in read_all() if one]
+    if not _go_on(rows, states) and any("method" in one for one in states):
+        log.warning(
+            "the checkpoint has scales of other tensors or of another format, or by position as older versions "
+            "saved them: they are found anew"
+        )
+
+
+def _go_on(rows: Sequence[ExactGradients], states: Sequence[Any]) -> bool:
+    """Take the scales from ``states`` if each rank of the group finds its own in them."""
+    found = [(row, scales) for row in rows if (scales := row.scales_in(states)) is not None]
+    all_fit = torch.tensor([int(len(found) == len(rows))], device=compute_device())
+    dist.all_reduce(all_fit, op=dist.ReduceOp.MIN)
+    if not all_fit.item():
+        return False
+    for row, scales in found:
+        row.format.restore(scales)
+    return True
 
 
 def _key(name: str, parameter: torch.nn.Parameter, world: GroupWorld) -> str:

@@ -66,6 +66,10 @@ def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
         mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
         mine += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         result += sorted(mine, key=lambda one: one[1].grad_data.numel(), reverse=True)
+    if replica.row is not None:
+        parts = [(number, replica.row.parts_of(buffer), group) for number, buffer, group in result]
+        found = [(number, part, group) for number, part, group in parts if part is not None]
+        result = sorted(found, key=lambda one: one[1].grad_data.numel(), reverse=True)
     if replica.head is not None:  # a backward pass begins there
         result.insert(0, (0, replica.head.buffer, replica.chunks[0].dp_cp_group))
     return result

@@ -32,7 +32,7 @@ from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
     plain,
 )
 from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients
-from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers
+from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order
@@ -44,7 +44,7 @@ class ShardTensor(NamedTuple):
 
     shard: int
     place: str
-    """The numbers of the optimizer, of its parameter group and of the parameter in it."""
+    """The name of the parameter in the whole model."""
     kind: str
     """'main' for what the optimizer updates, where that is not the model's own memory; else the name in the optimizer's
     state, as 'exp_avg'."""
@@ -57,7 +57,7 @@ class _Updated(NamedTuple):
 
     place: str
     at: tuple[int, int, int]
-    """The numbers in :attr:`place`."""
+    """The numbers of the optimizer, of its parameter group and of the parameter in it."""
     part: Any
     """megatron-core's optimizer."""
     parameter: torch.nn.Parameter
@@ -333,6 +333,7 @@ def _carried_numel(span: _Span) -> int:
 def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
     found = {}
     model = {one.untyped_storage().data_ptr() for chunk in replica.chunks for one in chunk.parameters()}
+    names = summed_names(replica)
     for number, part in enumerate(replica.optimizer.chained_optimizers):
         groups = part.optimizer.param_groups
         places = {id(one): (number, g, n) for g, group in enumerate(groups) for n, one in enumerate(group["params"])}
@@ -342,10 +343,11 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
         else:
             mains, is_slice = main_copies(part), False
         for parameter, main in mains.items():
+            if replica.row is not None and parameter not in replica.row.parameters:
+                continue
             cuts = main.is_contiguous() and not is_emerging(part)
             at, in_model = places[id(main)], main.untyped_storage().data_ptr() in model
-            place = ".".join(map(str, at))
-            found[parameter] = _Updated(place, at, part, parameter, main, in_model, is_slice, cuts)
+            found[parameter] = _Updated(names[parameter], at, part, parameter, main, in_model, is_slice, cuts)
     return found
 
 

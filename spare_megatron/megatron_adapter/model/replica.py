@@ -39,6 +39,7 @@ from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
+from spare_megatron.megatron_adapter.model.rows import Row
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,
@@ -112,6 +113,8 @@ class Replica:
     settings: MegatronSettings
     head: TiedHead | None = None
     """With exact sums, the output layer's use of a weight that the embedding on the same stage has too."""
+    row: Row | None = None
+    """Where this stands for one row of several that the rank has: which part of the chunks is the row's."""
 
 
 def transformer_config(settings: MegatronSettings, shape: JobShape) -> TransformerConfig:

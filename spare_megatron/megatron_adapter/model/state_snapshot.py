@@ -18,7 +18,10 @@ from spare_megatron.megatron_adapter.model.replica import Replica
 def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
     """Name in the whole model and data of each parameter and persistent buffer of this rank, in a fixed order."""
     for chunk, names in zip(replica.chunks, global_names(replica.chunks), strict=True):
-        for name, tensor in sorted(chunk.module.state_dict().items()):
+        tensors = chunk.module.state_dict()
+        row = None if replica.row is None else replica.row.names
+        for name in sorted(tensors) if row is None else sorted(row.keys() & tensors.keys(), key=lambda one: row[one]):
+            tensor = tensors[name]
             if torch.is_tensor(tensor):
                 yield names.get(name, name), tensor
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import give_first_state
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import give_first_state, main_copies
 from spare_megatron.megatron_adapter.model.exact import ExactGradients
 from spare_megatron.megatron_adapter.model.optimizer_shards import OptimizerShards
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -78,7 +78,7 @@ class TransferableState:
             give_first_state(replica)
         schedule = {name: value for name, value in vars(replica.scheduler).items() if name != "optimizer"}
         return {
-            "optimizers": [_values_of(part, counts=not divided) for part in _parts(replica)],
+            "optimizers": [_values_of(part, replica, counts=not divided) for part in _parts(replica)],
             "schedule": schedule,
             "exact": None if self.exact is None else self.exact.format.values,
             **({} if self.exact is None or divided else self._shard_digests()),
@@ -95,7 +95,7 @@ class TransferableState:
         if not divided:
             give_first_state(replica)
         for part, reported in zip(_parts(replica), values["optimizers"], strict=True):
-            _adopt_values(part, reported, counts=not divided)
+            _adopt_values(part, reported, replica, counts=not divided)
             if hasattr(part, _HALVES) and not divided:
                 part._copy_main_params_to_model_params()
         vars(replica.scheduler).update(values["schedule"])
@@ -123,29 +123,30 @@ def _rounded(part: Any) -> Iterator[torch.Tensor]:
         yield from group
 
 
-def _updated(part: Any) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
-    """(place, tensor that the optimizer updates, its state) in a fixed order."""
-    for number, group in enumerate(part.param_groups):
-        for index, parameter in enumerate(group["params"]):
-            yield f"{number}.{index}", parameter, part.optimizer.state.get(parameter, {})
+def _counting(part: Any, replica: Replica) -> list[dict[str, Any]]:
+    """The states of the tensors that the optimizer updates and counts steps of, in a fixed order."""
+    row = replica.row
+    mine = None if row is None else {id(main) for one, main in main_copies(part).items() if one in row.parameters}
+    updated = [one for group in part.param_groups for one in group["params"] if mine is None or id(one) in mine]
+    return [state for one in updated if "step" in (state := part.optimizer.state.get(one, {}))]
 
 
-def _values_of(part: Any, counts: bool) -> dict[str, Any]:
+def _values_of(part: Any, replica: Replica, counts: bool) -> dict[str, Any]:
     """What an optimizer has beside tensors; with ``counts`` also how often it has updated each of its tensors."""
     scaler = getattr(part, "grad_scaler", None)
     return {
         "options": [
             {name: _plain(value) for name, value in group.items() if name != "params"} for group in part.param_groups
         ],
-        "steps": [_plain(state["step"]) for _, _, state in _updated(part) if "step" in state] if counts else [],
+        "steps": [_plain(state["step"]) for state in _counting(part, replica)] if counts else [],
         "scaler": {} if scaler is None else {name: _plain(one) for name, one in scaler.state_dict().items()},
     }
 
 
-def _adopt_values(part: Any, reported: Mapping[str, Any], counts: bool) -> None:
+def _adopt_values(part: Any, reported: Mapping[str, Any], replica: Replica, counts: bool) -> None:
     for group, options in zip(part.param_groups, reported["options"], strict=True):
         group.update({name: _like(group.get(name), value) for name, value in options.items()})
-    counting = [state for _, _, state in _updated(part) if "step" in state] if counts else []
+    counting = _counting(part, replica) if counts else []
     for state, count in zip(counting, reported["steps"], strict=True):
         state["step"] = _like(state["step"], count)
     if reported["scaler"]:

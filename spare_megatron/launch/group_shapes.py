@@ -1,0 +1,106 @@
+"""Chooses the shape in which a lost group comes back, and brings it home when its host is fit for that again.
+
+Where the host is not fit for all ranks of a group, a smaller shape (:mod:`spare_megatron.config.rows`) needs fewer: it
+is taken if the host is fit for it, the largest one first, on the first or the last of the group's devices. Such a group
+computes more slowly. The host is looked at again every :data:`HOME_LOOK_S`; once it is fit for the home shape the group
+is drained, so that it leaves with a commit, and is started again at once.
+
+Promises: a group leaves its smaller shape only by a drain that others can do without, or by its own loss; a drain that
+the user has asked for is not taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from spare_megatron.config.plural import counted
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import GroupStart
+from spare_megatron.runtime.run_directory import RunDirectory, glance
+
+HOME_LOOK_S = 10.0
+"""Time between two looks at whether a host is fit for the home shape."""
+LEAVE_LOOK_S = 0.1
+"""Time between two looks at whether a group has left."""
+
+Fault = Callable[[GroupStart], Awaitable[HealthFault | None]]
+
+
+class GroupShapes:
+    """The shapes of the groups of one job attempt."""
+
+    def __init__(
+        self,
+        shapes: tuple[int, ...],
+        free: Callable[[int], int],
+        fault: Fault,
+        client: CoordinatorClient,
+        run_dir: RunDirectory,
+        announce: Callable[[str], None],
+        is_left: Callable[[GroupStart], bool],
+    ) -> None:
+        """``shapes``: the smaller ones that are allowed, the largest first. ``free`` says how many of a group's devices
+        a shape leaves unused; ``fault`` why the host is not fit for a start; ``is_left`` whether a process of one is
+        there."""
+        self._shapes, self._free, self._fault = shapes, free, fault
+        self._client, self._dir, self._announce, self._is_left = client, run_dir, announce, is_left
+        self._next: dict[int, GroupStart] = {}
+        """Group -> the shape for its next start."""
+
+    async def fault(self, start: GroupStart) -> HealthFault | None:
+        """Why a group must not be started again now, in no shape; chooses the shape."""
+        home = replace(start, stages=0, first=0)
+        fault = await self._fault(home)
+        self._next[start.group] = home
+        for stages in self._shapes if fault is not None else ():
+            for first in (0, self._free(stages)):
+                smaller = replace(start, stages=stages, first=first)
+                if await self._fault(smaller) is None:
+                    self._next[start.group] = smaller
+                    return None
+        return fault
+
+    def chosen(self, start: GroupStart) -> GroupStart:
+        """A start of a group in the shape that was chosen last."""
+        shape = self._next.get(start.group)
+        return start if shape is None else replace(start, stages=shape.stages, first=shape.first)
+
+    async def bring_home(self, start: GroupStart) -> None:
+        """While ``start`` is in a smaller shape, wait until its host is fit for the home shape, then have the group
+        leave with a commit; whoever starts lost groups again does the rest."""
+        self._announce(
+            f"its host is not fit for all of group {start.group}: it is started with "
+            f"{counted(start.stages, 'pipeline stage')} until it is"
+        )
+        while await self._fault(replace(start, stages=0, first=0)) is not None:
+            await asyncio.sleep(HOME_LOOK_S)
+            if not self._is_left(start):
+                return
+        while self._is_left(start) and start.group not in self._members():
+            await asyncio.sleep(HOME_LOOK_S)
+        if not self._is_left(start) or start.group in self._drained():
+            return
+        reason = "its host is fit for its home shape again"
+        answer = await self._drain(start.group, reason, undo=False)
+        if answer is None or answer.refusal:
+            self._announce(f"group {start.group} stays as it is: {answer.refusal if answer else 'the job is over'}")
+            return
+        self._announce(f"group {start.group} leaves with a commit, because {reason}")
+        while self._is_left(start):
+            await asyncio.sleep(LEAVE_LOOK_S)
+        await self._drain(start.group, reason, undo=True)
+
+    async def _drain(self, group: int, reason: str, *, undo: bool) -> pb.DrainAnswer | None:
+        request = pb.DrainRequest(groups=[group], reason=reason, undo=undo)
+        answer: pb.DrainAnswer | None = await self._client.tell("Drain", request, pb.DrainAnswer)
+        return answer
+
+    def _members(self) -> set[int]:
+        return {int(group) for group in (glance(self._dir.status) or {}).get("live", {})}
+
+    def _drained(self) -> set[int]:
+        return set((glance(self._dir.status) or {}).get("drained", []))

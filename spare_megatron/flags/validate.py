@@ -11,6 +11,7 @@ from argparse import Namespace
 from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
+from spare_megatron.config.rows import shapes_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
@@ -411,8 +412,35 @@ def check_operation(ns: Namespace) -> None:
     )
 
 
+def check_shapes(ns: Namespace, shape: JobShape) -> None:
+    """Check what groups need to come back with fewer pipeline stages."""
+    if not shapes_of(ns.spare_shapes, ns.pipeline_model_parallel_size):
+        return
+    reasons = {
+        f"--spare-reduce {ns.spare_reduce} sums in floating point, whose bits depend on the split": not str(
+            ns.spare_reduce
+        ).startswith("exact"),
+        "with --spare-state-redundancy below the number of groups no group has a whole state": (
+            ns.spare_state_redundancy not in (None, shape.num_groups)
+        ),
+        "ranks of a group that share parameters (inner data or context parallel) have not been tried in it": (
+            shape.inner_data * shape.context > 1
+        ),
+        "experts have gradient buffers of their own": ns.num_experts is not None,
+        "the embedding and the output layer share a weight, which home has on two stages: give "
+        "--untie-embeddings-and-output-weights": not ns.untie_embeddings_and_output_weights,
+        "standbys have the home shape: leave --spare-standby-groups out": ns.spare_standby_groups > 0,
+        "only groups that are started again come back: give --spare-max-group-restarts": (
+            ns.spare_max_group_restarts == 0
+        ),
+    }
+    for reason, holds in reasons.items():
+        refuse(holds, f"--spare-shapes {ns.spare_shapes}: {reason}; or leave --spare-shapes out")
+
+
 def check_spare(ns: Namespace, shape: JobShape) -> None:
     """Check the flags of this framework."""
+    check_shapes(ns, shape)
     groups, redundancy = shape.num_groups, ns.spare_redundancy
     refuse(
         redundancy is not None and not 1 <= redundancy <= groups,

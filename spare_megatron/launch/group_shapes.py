@@ -69,9 +69,9 @@ class GroupShapes:
         shape = self._next.get(start.group)
         return start if shape is None else replace(start, stages=shape.stages, first=shape.first)
 
-    async def bring_home(self, start: GroupStart) -> None:
+    async def bring_home(self, start: GroupStart, leaves: Callable[[GroupStart], None]) -> None:
         """While ``start`` is in a smaller shape, wait until its host is fit for the home shape, then have the group
-        leave with a commit; whoever starts lost groups again does the rest."""
+        leave with a commit; ``leaves`` is called before, and whoever starts lost groups again does the rest."""
         self._announce(
             f"its host is not fit for all of group {start.group}: it is started with "
             f"{counted(start.stages, 'pipeline stage')} until it is"
@@ -85,6 +85,7 @@ class GroupShapes:
         if not self._is_left(start) or start.group in self._drained():
             return
         reason = "its host is fit for its home shape again"
+        leaves(start)
         answer = await self._drain(start.group, reason, undo=False)
         if answer is None or answer.refusal:
             self._announce(f"group {start.group} stays as it is: {answer.refusal if answer else 'the job is over'}")

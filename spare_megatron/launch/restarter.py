@@ -21,7 +21,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.fit_host import until_fit
 from spare_megatron.launch.group_health import HealthFault
-from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
+from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory, NextStart
 from spare_megatron.runtime.disk import words
 
 ASK_AGAIN_S = 0.25
@@ -94,6 +94,8 @@ class Restarter:
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
         self._kept_out: set[int] = set()
+        self._asked: set[GroupStart] = set()
+        """Starts that were asked to leave, to come back in another shape."""
 
     @property
     def works(self) -> bool:
@@ -110,6 +112,10 @@ class Restarter:
         a coordinator that was not there for a while is one too."""
         self._first_exits.setdefault(start, sentence)
 
+    def asked_to_leave(self, start: GroupStart) -> None:
+        """A start of a group leaves to come back in another shape: that counts as no restart, and does not wait."""
+        self._asked.add(start)
+
     async def bring_back(self, start: GroupStart) -> None:
         """Start a group again that has lost ``start``, now or after a pause, or say why not; a second call for one
         start does nothing."""
@@ -123,7 +129,8 @@ class Restarter:
             await asyncio.sleep(GONE_LOOK_S)
         if self._job.over():
             return
-        then = restarts.after_loss(group, time.monotonic())
+        moves = start in self._asked
+        then = NextStart(0.0, 0) if moves else restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
             self._job.announce(
@@ -131,7 +138,7 @@ class Restarter:
                 f"{self._first_exits[start]}: the job goes on without it"
             )
             return
-        if start.restarts:
+        if start.restarts and not moves:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
             self._job.announce(
                 f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
@@ -142,7 +149,8 @@ class Restarter:
         known = await self._room(start)
         if known is None:
             return
-        restarts.begins(group, time.monotonic())
+        if not moves:
+            restarts.begins(group, time.monotonic())
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
             if self._standbys.there:
@@ -155,7 +163,8 @@ class Restarter:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)
             return
-        self._job.announce(f"{reported}: restart {then.before + 1} of at most {restarts.most} within an hour")
+        counts = f"restart {then.before + 1} of at most {restarts.most} within an hour"
+        self._job.announce(f"{reported}: {'it has left for that' if moves else counts}")
 
     async def _room(self, start: GroupStart) -> int | None:
         """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest

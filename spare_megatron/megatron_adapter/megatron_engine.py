@@ -67,6 +67,10 @@ class RowState(TransferableState):
     _routing: Sequence[torch.Tensor] = ()
     """Counts of the tokens that routers sent to each expert, where experts are balanced by a bias."""
 
+    def rows(self) -> Sequence[RowState]:
+        """A row has no others."""
+        return (self,)
+
     @property
     def sums(self) -> int:
         """How many tensors are summed over groups."""

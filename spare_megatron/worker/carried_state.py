@@ -17,12 +17,13 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.worker.engine_decorator import PassThrough
+from spare_megatron.worker.engine import EngineRow
+from spare_megatron.worker.engine_decorator import EvaluatesPieces, PassThrough
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,11 @@ class CarryingEngine(PassThrough):
 
     def __post_init__(self) -> None:
         self._states()
+
+    def rows(self) -> Sequence[EngineRow]:
+        """The engine's rows, each with the owners' states: a rank has them whole, whatever its shape."""
+        inner = self.engine.rows()
+        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in inner] if len(inner) > 1 else (self,)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the engine's update, then tell the owners; returns the engine's report."""

@@ -242,25 +242,7 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         raise SystemExit(0)
     check.check_machine(namespace)
     check_settings(settings, job.here)
-    check_smaller(job)
     return job
-
-
-def check_smaller(job: JobArguments) -> None:
-    """Raises ConfigError where a group is in a smaller shape, and this job's groups run in their home shape only."""
-    if not job.place.stages:
-        return
-    why = (
-        f"--spare-reduce {job.spare.reduce} sums in floating point, whose bits depend on the split"
-        if not job.spare.reduce.startswith("exact")
-        else "with --spare-state-redundancy below the number of groups no group has a whole state"
-        if job.divides_state
-        else "a distributed optimizer divides each buffer over the inner data ranks"
-        if job.shape.inner_data * job.shape.context > 1
-        else ""
-    )
-    if why:
-        raise ConfigError(f"a group of this job runs in its home shape only: {why}")
 
 
 def job_of(

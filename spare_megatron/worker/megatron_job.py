@@ -254,8 +254,6 @@ def _train(built: _BuiltJob) -> ExitCode:
     loaded, loaders, engine = built.loaded, built.loaders, built.engine
     checked, start = loaded.checked, loaded.start
     job, args, times = checked.job, checked.args, checked.times
-    if carried() and len(engine.rows()) > 1:
-        raise ConfigError("a group of this job runs in its home shape only: carry_state() has state that is in no row")
     carrying = CarryingEngine(engine, carried())
     waited = bool(job.place.place_file)
     if waited:

@@ -1,9 +1,8 @@
-"""A group that has lost a device comes back with fewer pipeline stages, then goes home: the weights of every step are
+"""Groups that have lost a device come back with fewer pipeline stages, or go home again: the weights of every step are
 those of the run without failures, bit for bit, and so is the state from which the job goes on."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -20,13 +19,27 @@ FLAGS = (
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
     *("--eval-interval", "5", "--eval-iters", "2", "--num-workers", "0", "--global-batch-size", "6"),
     *("--spare-reduce", "exact", "--spare-piece-microbatches", "1", "--untie-embeddings-and-output-weights"),
-    *("--pipeline-model-parallel-size", "2", "--save-interval", "1000"),
+    *("--save-interval", "1000"),
 )
+PP2, BACK = ("--pipeline-model-parallel-size", "2"), ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
+LAYOUTS = {
+    "PP2": (PP2, "1"),
+    "PP4": (("--pipeline-model-parallel-size", "4"), "2"),
+    "TP2xPP2": ((*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"), "1"),
+    "bf16": ((*PP2, "--bf16", "--overlap-grad-reduce"), "1"),
+    "exact32": ((*PP2, "--spare-reduce", "exact32"), "1"),
+    "pieces": ((*PP2, "--spare-piece-microbatches", "2", "--global-batch-size", "12", "--spare-audit-rate", "1"), "1"),
+    "relief": ((*PP2, "--spare-relief", "--spare-schedule", "tickets"), "1"),
+}
+"""Flags, and the stages of the smaller shape."""
+MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
 
 
 def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
     words = (*FLAGS, *flags, "--save", str(run_dir / "save"))
-    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
+    return launch(
+        run_dir, *words, groups=groups, group_size=None, script="tests/data/pretrain_remembering.py", inject=inject
+    )
 
 
 @pytest.mark.timeout(900)
@@ -34,7 +47,7 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     fit = tmp_path / "fit"
     # The host is fit for one rank of the group and, once the file is there, for both.
     check = f'[ "$SPARE_GROUP_SIZE" = 1 ] || [ -e {fit} ]'
-    flags = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3", "--spare-shapes", "auto")
+    flags = (*PP2, *BACK, "--spare-shapes", "auto")
     inject = ("sigkill:group=2,step=3,at=reduce", "slow=6:group=0,position=0,step=4,at=forward,n=0")
     job = train(tmp_path / "run", 3, *flags, "--spare-health-check", check, inject=inject)
     job.wait_for("group 2 with one stage", lambda: is_member(job, 2, 1), timeout_s=240.0)
@@ -43,9 +56,40 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     assert job.metrics[-1]["live_groups"] == 3
     fit.touch()
     found = leave_whole(job, 3, (2, 2))
-    assert re.search(r"group 2 leaves with a commit", (job.run_dir / "launch.out").read_text())
-    failure_free = train(tmp_path / "failure-free", 1, "--exit-interval", str(max(found)))
+    assert "as incarnation 2: it has left for that" in (job.run_dir / "launch.out").read_text()
+    failure_free = train(tmp_path / "failure-free", 1, *PP2, "--exit-interval", str(max(found)))
     failure_free.finish(timeout_s=400.0)
     check_same(found, voted(failure_free))
     one, other = (digest(last_good(one.run_dir / "save")[0], optimizer=True) for one in (job, failure_free))
     assert one == other, "weights or optimizer differ"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("layout", MANY)
+def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, layout: str) -> None:
+    """Group 0 comes back with fewer stages. Then group 1 comes back home, with state of group 0, which also saves."""
+    flags, stages = LAYOUTS[layout]
+    check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" -le {2 if layout in ("PP4", "TP2xPP2") else 1} ]'
+    shapes = ("--spare-shapes", stages, "--spare-health-check", check)
+    inject = ("sigkill:group=0,step=3,at=reduce", "slow=9:group=2,position=0,step=4,at=forward,n=0")
+    job = train(tmp_path / "run", 3, *flags, *BACK, *shapes, inject=inject)
+    job.wait_for("group 0 in a smaller shape", lambda: is_member(job, 0, 1), timeout_s=240.0)
+    assert f"group 0: it is started with {stages} pipeline stage" in (job.run_dir / "launch.out").read_text()
+    job.wait_for_step(job.metrics[-1]["step"] + 3)
+    job.kill(job.pid(1, 0))
+    found = leave_whole(job, 3, (0, 1), (1, 1))
+    failure_free = train(tmp_path / "failure-free", 1, *flags, "--exit-interval", str(max(found)))
+    failure_free.finish(timeout_s=400.0)
+    check_same(found, voted(failure_free))
+    one, other = (digest(last_good(one.run_dir / "save")[0], optimizer=True) for one in (job, failure_free))
+    assert one == other, "weights or optimizer differ"
+    then = str(max(found) + 4)
+    after = [follow(tmp_path / name, one, then, *flags) for name, one in (("after", job), ("as-well", failure_free))]
+    assert after[0] == after[1], "the scales of sums differ"
+
+
+def follow(run_dir: Path, before: Job, then: str, *flags: str) -> dict[int, set[str]]:
+    """The digests of a job that goes on from the checkpoint of another one until a step."""
+    job = train(run_dir, 1, *flags, "--load", str(before.run_dir / "save"), "--exit-interval", then)
+    job.finish(timeout_s=400.0)
+    return voted(job)

@@ -151,6 +151,7 @@ class RankSession:
 
     def __init__(self, world: LearnerWorld, position: int) -> None:
         self.spec, self.position, self._world = world.spec, position, world
+        self.rows = (position,)
         self._changed, self.orders = threading.Condition(), first_orders(*BACK)
         self._random = random.Random(world.seed * 10 + position)
         self._coming: queue.Queue[m.Action | TicketStream | None] = queue.Queue()

@@ -43,7 +43,7 @@ class CalledWhileItGivesUp:
     """A session and a transport: the state of the offer comes, then no result can be had, and the orders that the
     coordinator made before it received so come after the rank has reported it."""
 
-    spec = SPEC
+    spec, rows = SPEC, (0,)
 
     def __init__(self, then: View) -> None:
         self.orders, self.then = take_view(first_orders(*BACK), LEARNS, "", ("",))[0], then

@@ -37,7 +37,7 @@ class CorruptError(Exception):
 class Rank:
     """Session, replicas and engine of one rank; a sum finds a newer epoch the first time where it is ``overtaken``."""
 
-    spec, position, tickets_low = SPEC, 0, 0
+    spec, rows, tickets_low = SPEC, (0,), 0
 
     def __init__(self, damaged_results: int, damaged: bool, overtaken: bool) -> None:
         self.orders = BEGUN
@@ -70,7 +70,7 @@ class Rank:
             return ReduceOutcome(ok=False, stale=True)
         return ReduceOutcome(ok=True, stale=False, tensors=(torch.zeros(1),))
 
-    def reduced(self, result: ReductionResult, figures: Any) -> None:
+    def reduced(self, result: ReductionResult, figures: Any, row: int) -> None:
         self.reported.append(result)
 
     def wait(self, version: int) -> Orders:

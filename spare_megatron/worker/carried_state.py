@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -120,9 +120,13 @@ class CarryingEngine(PassThrough):
         """What a checkpoint keeps of this rank: ``rank_state``, and the owners' states where there are owners."""
         return {**(rank_state or {}), _KEY: self._states()} if self.owners else rank_state
 
-    def restore(self, rank_state: Mapping[str, Any] | None) -> None:
-        """Go on from what a checkpoint kept of this rank; says what it lacks."""
+    def restore(self, rank_state: Mapping[str, Any] | None, read_all: Callable[[], list[Any]] = list) -> None:
+        """Go on from what a checkpoint kept of this rank; says what it lacks. Where it is of a group of another layout,
+        ``read_all`` reads what it kept of all ranks, and what they had in common counts. Collective in the group."""
         states = (rank_state or {}).get(_KEY, {})
+        if rank_state is None and self.owners:
+            kept = [one.get(_KEY, {}) for one in read_all() if one]
+            states = kept[0] if kept and all(one == kept[0] for one in kept) else {}
         for name, owner in self.owners.items():
             if name in states:
                 owner.load_state_dict(states[name])

@@ -265,7 +265,7 @@ def _train(built: _BuiltJob) -> ExitCode:
         loaders.move(job.place.group)
         times.done("wait for a place")
     if start.step and not job.place.restarts:
-        carrying.restore(start.rank_state)
+        carrying.restore(start.rank_state, start.read_rank_states)
     hooks, end_hooks = hooks_of(job, loaded.replica)
     gather = None
     if job.divides_state:

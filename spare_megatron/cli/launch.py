@@ -117,7 +117,6 @@ def launch_of(args: argparse.Namespace) -> Launch:
         standby_groups=given.standby_groups,
         preload=given.preload,
         pipeline=given.pipeline,
-        shapes=given.shapes,
         listen=args.listen,
         tls_dir=args.tls_dir,
         save_dir=given.save_dir,

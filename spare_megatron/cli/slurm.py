@@ -121,10 +121,6 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
     line, which the coordinators are given too."""
     allocation = allocation_of(of_batch_script(os.environ))
     given = launcher_flags(args.flags, os.environ, saved_args)
-    if given.shapes:
-        raise ConfigError(
-            "--spare-shapes is for spare-launch: under Slurm a group comes back on all its nodes; leave it out"
-        )
     size = given.group_size if args.group_size is None else args.group_size
     if size >= 1 and args.num_groups is not None:
         allocation = allocation.with_spares(args.num_groups, size)

@@ -57,6 +57,8 @@ class JobDescription:
     """How long a group may take to open a shard that it has adopted (``--spare-adopt-timeout-s``)."""
     loss_names: tuple[str, ...] = ("lm loss",)
     """Keys of the report that are printed as losses; the first one is the metrics' ``loss``."""
+    smaller_shapes: tuple[int, ...] = ()
+    """The numbers of pipeline stages with which a lost group may come back (``--spare-shapes``), the largest first."""
     tensorboard_dir: str = ""
     tensorboard_log_interval: int = 1
     tensorboard_queue_size: int = 1000

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.rows import shapes_of
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.supported import all_specs
@@ -38,7 +37,6 @@ OTHERS = (
     "spare_group_restart_pause_s",
     "spare_standby_groups",
     "spare_preload",
-    "spare_shapes",
     "use_checkpoint_args",
     "use_mp_args_from_checkpoint_args",
 )
@@ -69,8 +67,6 @@ class LauncherFlags:
     """Further modules that ranks need not import, separated by commas; 'none': they import everything themselves."""
     pipeline: int = 1
     """Pipeline stages of a group."""
-    shapes: tuple[int, ...] = ()
-    """The numbers of stages with which a lost group may come back, the largest first."""
 
 
 def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: SavedArgs) -> LauncherFlags:
@@ -101,7 +97,6 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         namespace.spare_standby_groups,
         namespace.spare_preload or "",
         namespace.pipeline_model_parallel_size,
-        shapes_of(namespace.spare_shapes, namespace.pipeline_model_parallel_size),
     )
 
 

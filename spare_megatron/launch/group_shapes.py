@@ -12,14 +12,16 @@ the user has asked for is not taken back.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from spare_megatron.config.job import JobDescription
 from spare_megatron.config.plural import counted
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
+from spare_megatron.protocol.codec import decode
 from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 HOME_LOOK_S = 10.0
@@ -35,7 +37,6 @@ class GroupShapes:
 
     def __init__(
         self,
-        shapes: tuple[int, ...],
         free: Callable[[int], int],
         fault: Fault,
         client: CoordinatorClient,
@@ -43,10 +44,10 @@ class GroupShapes:
         announce: Callable[[str], None],
         is_left: Callable[[GroupStart], bool],
     ) -> None:
-        """``shapes``: the smaller ones that are allowed, the largest first. ``free`` says how many of a group's devices
+        """``free`` says how many of a group's devices
         a shape leaves unused; ``fault`` why the host is not fit for a start; ``is_left`` whether a process of one is
         there."""
-        self._shapes, self._free, self._fault = shapes, free, fault
+        self._free, self._fault = free, fault
         self._client, self._dir, self._announce, self._is_left = client, run_dir, announce, is_left
         self._next: dict[int, GroupStart] = {}
         """Group -> the shape for its next start."""
@@ -56,7 +57,7 @@ class GroupShapes:
         home = replace(start, stages=0, first=0)
         fault = await self._fault(home)
         self._next[start.group] = home
-        for stages in self._shapes if fault is not None else ():
+        for stages in self._allowed() if fault is not None else ():
             for first in (0, self._free(stages)):
                 smaller = replace(start, stages=stages, first=first)
                 if await self._fault(smaller) is None:
@@ -99,6 +100,12 @@ class GroupShapes:
         request = pb.DrainRequest(groups=[group], reason=reason, undo=undo)
         answer: pb.DrainAnswer | None = await self._client.tell("Drain", request, pb.DrainAnswer)
         return answer
+
+    def _allowed(self) -> Sequence[int]:
+        """The smaller shapes that the job's own ranks have found possible, the largest first."""
+        reported = glance(self._dir.job)
+        job = None if reported is None else decode(reported)
+        return job.smaller_shapes if isinstance(job, JobDescription) else ()
 
     def _members(self) -> set[int]:
         return {int(group) for group in (glance(self._dir.status) or {}).get("live", {})}

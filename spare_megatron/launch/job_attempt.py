@@ -98,7 +98,6 @@ class LocalAttempt:
         )
         self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
         self._shapes = GroupShapes(
-            launch.shapes,
             lambda stages: launch.group_size - launch.group_size // launch.pipeline * stages,
             lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
             self._client,

@@ -32,8 +32,6 @@ class Launch:
     """Further modules that ranks need not import, separated by commas; 'none': they import everything themselves."""
     pipeline: int = 1
     """Pipeline stages of a group."""
-    shapes: tuple[int, ...] = ()
-    """The numbers of stages with which a lost group may come back, the largest first."""
     listen: str = "127.0.0.1:0"
     tls_dir: str = ""
     save_dir: str = ""

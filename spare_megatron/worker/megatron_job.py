@@ -6,6 +6,7 @@ What can be refused without other ranks (files, vocabulary) is checked first, so
 from __future__ import annotations
 
 import logging
+import math
 import os
 from argparse import Namespace
 from collections.abc import Callable
@@ -40,6 +41,7 @@ from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import Replica, build_replica
+from spare_megatron.megatron_adapter.model.rows import home_names
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
 from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.megatron_adapter.shims import compute_device
@@ -57,6 +59,7 @@ from spare_megatron.worker.group_store import GroupStore
 from spare_megatron.worker.hooks import hooks_of
 from spare_megatron.worker.job_arguments import JobArguments
 from spare_megatron.worker.job_loaders import JobLoaders, stage
+from spare_megatron.worker.memory_forecast import shapes_that_fit
 from spare_megatron.worker.progress import append_progress, saved_text
 from spare_megatron.worker.rendezvous import group_store, on_one_host
 from spare_megatron.worker.reporting import ReportingEngine
@@ -244,6 +247,8 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         rows=job.home_stages_here,
         home_stages=job.shape.pipeline,
     )
+    if job.spare.shapes != "none":
+        home_names(loaded.replica.chunks, loaded.replica.config, job.shape.pipeline)
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
     return _BuiltJob(loaded, datasets, loaders, engine)
@@ -419,6 +424,7 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         late_pauses=job.spare.schedule == "tickets",
         tickets_ahead=job.shape.pipeline + 1 if job.spare.relief else 0,
         adopt_timeout_s=job.spare.adopt_timeout_s,
+        smaller_shapes=shapes_that_fit(args, job.shape, args.padded_vocab_size, _device_bytes()),
         flops_per_step=flops_per_step(args) if logs.log_throughput else 0.0,
         tensorboard_dir=logs.tensorboard_dir or "",
         batch_phases=start.batches(job).phases if job.batches.changes else (),
@@ -435,6 +441,13 @@ def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescrip
         otel_service_name=logs.otel_service_name or "",
         otel_span_groups=tuple(sorted(span_groups(logs.otel_span_groups or "default"))),
     )
+
+
+def _device_bytes() -> float:
+    """The memory of this rank's GPU; without limit where it computes on the processor."""
+    if not torch.cuda.is_available():
+        return math.inf
+    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def _board_extras(job: JobArguments) -> tuple[str, ...]:

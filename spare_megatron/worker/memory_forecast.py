@@ -16,6 +16,8 @@ from dataclasses import replace
 
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plural import counted
+from spare_megatron.config.rows import shape_of, shapes_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GRADIENT_BYTES
 from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
@@ -103,12 +105,33 @@ def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]
     return {flag: saved for flag, saved in found.items() if saved > 0.02 * now}
 
 
+def smaller_shapes(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[int, float]:
+    """Pipeline stages of each shape of ``--spare-shapes`` -> bytes on the fullest GPU."""
+    stages = shapes_of(ns.spare_shapes, shape.pipeline)
+    return {one: sum(memory_items(ns, shape_of(shape, one), vocabulary).values()) for one in stages}
+
+
+def shapes_that_fit(ns: Namespace, shape: JobShape, vocabulary: int, device_bytes: float) -> tuple[int, ...]:
+    """Those of them that fit into a device, the largest first. Raises ConfigError where the flag names another one."""
+    needed = smaller_shapes(ns, shape, vocabulary)
+    fit = tuple(one for one, size in needed.items() if size <= device_bytes)
+    if ns.spare_shapes != "auto" and len(fit) < len(needed):
+        one = next(one for one in needed if one not in fit)
+        raise ConfigError(
+            f"--spare-shapes {ns.spare_shapes}: with {counted(one, 'pipeline stage')} a GPU would need about "
+            f"{in_bytes(needed[one])}, and this one has {in_bytes(device_bytes)}; use --spare-shapes auto"
+        )
+    return fit
+
+
 def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
     """What ``--spare-check`` states of the memory of a GPU."""
     items = memory_items(ns, shape, vocabulary)
     total = sum(items.values())
     yield f"memory of the fullest GPU, without buffers of libraries: about {in_bytes(total)}"
     yield "  " + ", ".join(f"{name} {in_bytes(size)}" for name, size in items.items())
+    for stages, needed in smaller_shapes(ns, shape, vocabulary).items():
+        yield f"  in a group that comes back with {counted(stages, 'pipeline stage')}: about {in_bytes(needed)}"
     too_small = [f"{size / 1e9:g} GB ({name})" for name, size in GPUS.items() if total > size]
     if ns.recompute_granularity == "selective" and set(ns.recompute_modules or ()) - {"core_attn"}:
         yield "  what --recompute-modules saves of the activations is not taken off"

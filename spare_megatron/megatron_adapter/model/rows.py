@@ -4,7 +4,7 @@ A row has the layers of its home stage, the first one the embedding too, the las
 groups compare or send of it must be the same bytes as on the home stage's own rank: the parameters lie in one range of
 each gradient buffer, in the home stage's order, and tensors are sorted by the names that they have there.
 
-Refused, each with its reason (:func:`rows_of_replica`): what makes these two things untrue, or has not been tried.
+Refused, each with its reason (:func:`home_names`): what makes these two things untrue, or has not been tried.
 """
 
 from __future__ import annotations
@@ -62,7 +62,19 @@ class BufferPart:
 
 
 def rows_of_replica(chunks: Sequence[Any], config: Any, home_stages: int, rows: Sequence[int]) -> list[Row]:
-    """The rows of a rank with one chunk; ``rows`` are the numbers of their home stages. Raises ConfigError."""
+    """The rows of a rank; ``rows`` are the numbers of their home stages. Raises ConfigError."""
+    of_rows: dict[int, dict[str, str]] = {row: {} for row in rows}
+    for name, (stage, there) in home_names(chunks, config, home_stages).items():
+        of_rows[stage][name] = there
+    parameters = dict(unwrapped(chunks[0]).named_parameters())
+    return [
+        Row(of_row, frozenset(one for name, one in parameters.items() if name in of_row)) for of_row in of_rows.values()
+    ]
+
+
+def home_names(chunks: Sequence[Any], config: Any, home_stages: int) -> dict[str, tuple[int, str]]:
+    """Name of each tensor in a rank's only chunk, of any shape -> its home stage, and its name there. Raises
+    ConfigError where groups of the job can have the home shape only."""
     uneven = next((name for name in _ONLY_EVEN if getattr(config, name, None)), None)
     model = unwrapped(chunks[0])
     why = (
@@ -70,8 +82,6 @@ def rows_of_replica(chunks: Sequence[Any], config: Any, home_stages: int, rows: 
         if len(chunks) > 1
         else f"{uneven} divides the layers unevenly"
         if uneven
-        else f"{config.num_layers} layers are not divisible by {home_stages} home stages"
-        if config.num_layers % home_stages
         else "experts are summed in buffers of their own"
         if config.num_moe_experts
         else "layers of multi-token prediction have embeddings of their own"
@@ -82,17 +92,13 @@ def rows_of_replica(chunks: Sequence[Any], config: Any, home_stages: int, rows: 
         else ""
     )
     if why:
-        raise ConfigError(f"a group of this job runs in its home shape only: {why}")
-    each = config.num_layers // home_stages
-    of_rows: dict[int, dict[str, str]] = {row: {} for row in rows}
+        raise ConfigError(f"the groups of this job can run in their home shape only: {why}")
     (names,) = global_names(chunks)
-    for name in {**names, **dict.fromkeys(model.state_dict())}:
-        stage, there = _on_home(names.get(name, name), each, home_stages)
-        of_rows[stage][name] = there
-    parameters = dict(model.named_parameters())
-    return [
-        Row(of_row, frozenset(one for name, one in parameters.items() if name in of_row)) for of_row in of_rows.values()
-    ]
+    each = config.num_layers // home_stages
+    return {
+        name: _on_home(names.get(name, name), each, home_stages)
+        for name in {**names, **dict.fromkeys(model.state_dict())}
+    }
 
 
 def _on_home(name: str, each: int, stages: int) -> tuple[int, str]:
@@ -108,6 +114,6 @@ def _on_home(name: str, each: int, stages: int) -> tuple[int, str]:
     if name.startswith("rotary_pos_emb."):
         return 0, name
     raise ConfigError(
-        f"a group of this job runs in its home shape only: which home stage has {name} is not known; only GPT models "
-        "of decoder layers can be cut"
+        f"the groups of this job can run in their home shape only: which home stage has {name} is not known; only GPT "
+        "models of decoder layers can be cut"
     )

@@ -1,0 +1,149 @@
+"""In which shape a lost group comes back, and how it goes home."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.job import JobDescription
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.launch import group_shapes
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import GroupStart
+from spare_megatron.launch.group_shapes import GroupShapes
+from spare_megatron.protocol.codec import encode
+from spare_megatron.runtime.run_directory import RunDirectory
+from tests.pure.test_run_files import STATUS
+
+DEVICES = 4
+
+
+class Host:
+    """A host with four devices for the group, of which some are dead, and the coordinator of its job."""
+
+    def __init__(self, directory: Path, shapes: tuple[int, ...], dead: set[int]) -> None:
+        self.dead, self.here, self.refusal = dead, {GroupStart(2, 1, 1, 2)}, ""
+        self.drains: list[bool] = []
+        self.lines: list[str] = []
+        self.asked: list[GroupStart] = []
+        self.run_dir = RunDirectory(directory)
+        self.run_dir.job.write_text(json.dumps(encode(JobDescription(smaller_shapes=shapes))))
+        self.names((0, 2))
+        client: Any = self
+        self.shapes = GroupShapes(
+            lambda stages: DEVICES - stages, self.fault, client, self.run_dir, self.lines.append, self.here.__contains__
+        )
+
+    def names(self, live: tuple[int, ...], drained: tuple[int, ...] = ()) -> None:
+        """Let status.json name these groups."""
+        status = {**STATUS, "live": {str(one): 0 for one in live}, "drained": drained}
+        self.run_dir.status.write_text(json.dumps(status))
+
+    async def fault(self, start: GroupStart) -> HealthFault | None:
+        used = set(range(start.first, start.first + (start.stages or DEVICES)))
+        return HealthFault("device", f"{used & self.dead} is dead") if used & self.dead else None
+
+    async def tell(self, method: str, request: pb.DrainRequest, answer: Any) -> pb.DrainAnswer:
+        assert (method, list(request.groups)) == ("Drain", [2])
+        self.drains.append(request.undo)
+        if not self.refusal and not request.undo:
+            asyncio.get_running_loop().call_later(0.01, self.here.clear)
+        return pb.DrainAnswer(refusal=self.refusal)
+
+    def chosen(self) -> tuple[int, int] | str:
+        """The stages and first device of the next start, or why there is none."""
+        lost = GroupStart(2, 0)
+        fault = asyncio.run(self.shapes.fault(lost))
+        if fault is not None:
+            return fault.sentence
+        start = self.shapes.chosen(GroupStart(2, 1, 1))
+        assert (start.group, start.incarnation, start.restarts) == (2, 1, 1)
+        return start.stages, start.first
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dead", "chosen"),
+    [
+        ((2, 1), set(), (0, 0)),
+        ((2, 1), {3}, (2, 0)),
+        ((2, 1), {0}, (2, 2)),
+        ((2, 1), {1, 2}, (1, 0)),
+        ((2, 1), {0, 1, 2}, (1, 3)),
+        ((2,), {1, 2}, "{1, 2} is dead"),
+        ((), {3}, "{3} is dead"),
+    ],
+)
+def test_the_largest_shape_is_taken_for_which_the_host_is_fit(
+    tmp_path: Path, shapes: tuple[int, ...], dead: set[int], chosen: Any
+) -> None:
+    assert Host(tmp_path, shapes, dead).chosen() == chosen
+
+
+def test_a_host_that_is_fit_again_gets_the_home_shape(tmp_path: Path) -> None:
+    host = Host(tmp_path, (2, 1), {3})
+    assert host.chosen() == (2, 0)
+    host.dead.clear()
+    assert host.chosen() == (0, 0)
+
+
+def goes_home(host: Host) -> None:
+    async def play() -> None:
+        await asyncio.wait_for(host.shapes.bring_home(GroupStart(2, 1, 1, 2), host.asked.append), 5.0)
+
+    asyncio.run(play())
+
+
+def test_a_group_goes_home_once_its_host_is_fit_and_it_is_a_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    async def slept(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        assert not host.drains or host.drains == [False], "the drain is taken back when the group has left"
+        if looks == 2:
+            host.dead.clear()
+        if looks == 4:
+            host.names((0, 2))
+        await real(0.005)
+
+    real, host = asyncio.sleep, Host(tmp_path, (2, 1), {3})
+    host.names((0,))
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
+    goes_home(host)
+    assert host.drains == [False, True]
+    assert host.asked == [GroupStart(2, 1, 1, 2)]
+    assert looks > 4
+    assert host.lines[-1] == "group 2 leaves with a commit, because its host is fit for its home shape again"
+
+
+def test_a_group_that_nothing_can_do_without_stays(tmp_path: Path) -> None:
+    host = Host(tmp_path, (2, 1), set())
+    host.refusal = "without group 2 nobody has shard 2"
+    goes_home(host)
+    assert host.drains == [False]
+    assert host.lines[-1] == "group 2 stays as it is: without group 2 nobody has shard 2"
+
+
+def test_a_drain_of_the_user_is_not_taken_back(tmp_path: Path) -> None:
+    host = Host(tmp_path, (2, 1), set())
+    host.names((0, 2), drained=(2,))
+    goes_home(host)
+    assert host.drains == []
+
+
+def test_a_group_that_is_lost_in_its_smaller_shape_is_not_drained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def slept(_: float) -> None:
+        host.here.clear()
+
+    host = Host(tmp_path, (2, 1), {3})
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
+    goes_home(host)
+    assert host.drains == []

@@ -1,5 +1,5 @@
-"""One job in one process whose nodes break, are repaired, are lent and leave: the controller, the launcher's places of
-groups and its looks at nodes are the real ones, and each group has an engine of the toy model."""
+"""One job in one process whose nodes break, are repaired, are lent and leave: the protocol machine, the launcher's
+places of groups and its looks at nodes are the real ones, and each group has an engine of the toy model."""
 
 from __future__ import annotations
 

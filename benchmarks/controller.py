@@ -1,4 +1,5 @@
-"""Measures how long the controller plans after a failure: standing assignment, patch, every group's list of pieces.
+"""Measures how long the protocol machine plans after a failure: steady-state assignment, patch, every group's
+list of pieces.
 
     python benchmarks/controller.py [--json FILE]
 

@@ -5,9 +5,9 @@
 Each step draws the paces of N groups (seed 0) and is played with the functions that decide in a job, as in
 ``relief_model.py``. In ``failure_free_pieces`` nobody is slow. Else three groups, drawn once, take twice as long for a
 piece: ``cost_relieved`` is by how much longer the steps are than the failure-free ones, where every group begins with
-its own shard and the slow ones are relieved in each step; ``cost_by_speed`` where the standing assignment is drawn for
-their slowness (protocol.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided at
-will.
+its own shard and the slow ones are relieved in each step; ``cost_by_speed`` where the steady-state assignment is drawn
+for their slowness (protocol.speeds) and relief has only the rest. ``ideal_cost`` is that of pieces which can be divided
+at will.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 A real job of 4 groups of one rank (the tests' small torch model) loses one group after the other to SIGKILL, and each
 comes back: times are from the journal's record until an event says so, and until a browser (headless Chromium on the
 same machine) has changed the group's cell. Then 1000 groups, whose journal, metrics and status are those of the
-controller's machine, take a step each second and lose a group in every fourth: time from the arrival of an event in the
+protocol machine, take a step each second and lose a group in every fourth: time from the arrival of an event in the
 browser until it was drawn, and CPU time and memory of the page's process while the browser and 8 others look on.
 """
 

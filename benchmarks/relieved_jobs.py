@@ -1,4 +1,5 @@
-"""Time to train of simulated jobs whose slow groups are relieved: by the controller's own decisions, and by the model.
+"""Time to train of simulated jobs whose slow groups are relieved: by the protocol machine's own decisions, and by the
+model.
 
     python benchmarks/relieved_jobs.py [--groups 200 600 1000] [--steps 200] [--trials 2] [--workers n] [--resume FILE]
 

@@ -2,9 +2,9 @@
 
     python benchmarks/theory_table.py [--groups N ...] [--orders n] [--plans SECONDS] [--workers n]
 
-Endured: groups are lost in random order until a shard has no host. Work: the controller's own plan after each loss,
-the most loaded group's pieces; its ratio to the bound ceil(N K / (N - k)) of the same orders is compared, which takes
-out most of the noise of how long an order lasts. Only redundancies with an independent placement are listed.
+Endured: groups are lost in random order until a shard has no host. Work: the protocol machine's own plan after each
+loss, the most loaded group's pieces; its ratio to the bound ceil(N K / (N - k)) of the same orders is compared, which
+takes out most of the noise of how long an order lasts. Only redundancies with an independent placement are listed.
 """
 
 from __future__ import annotations

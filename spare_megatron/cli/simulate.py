@@ -1,4 +1,4 @@
-"""spare-simulate runs a policy on a modelled cluster, with the controller of real jobs.
+"""spare-simulate runs a policy on a modelled cluster, with the protocol machine of real jobs.
 
 Defaults are those of the published simulation (arXiv 2603.00357): 10,000 steps, a failure every 5 minutes, 64 s to
 compute a shard.
@@ -207,7 +207,7 @@ def _add_policy(made: argparse.ArgumentParser) -> None:
     add(
         "--relief",
         action="store_true",
-        help="the same, decided by the controller in each step; at 1000 groups it takes some tenths of a second a step",
+        help="the same, decided by the protocol machine in each step; at 1000 groups it takes tenths of a second",
     )
     add("--async-save", action="store_true", help="a save does not stop training")
 
@@ -229,7 +229,7 @@ def _add_script(made: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the group numbers of the topology, instead of numbers that put hosts into different domains",
     )
-    add("--check", action="store_true", help="test every invariant of the controller after each event")
+    add("--check", action="store_true", help="test every invariant of the protocol machine after each event")
     add("--trials", type=int, default=3, help="number of trials (default: 3)")
     add(
         "--seed", type=int, default=0, help="seed of the first trial; the others have the numbers after it (default: 0)"

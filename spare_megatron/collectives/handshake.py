@@ -1,12 +1,17 @@
-"""The first words on a connection between two ranks: each proves that it knows the job's token, and says who it is.
+"""The handshake on a connection between two ranks: each side proves that it knows the job's token, and who it is.
 
-Pure: bytes in, bytes out; :mod:`spare_megatron.collectives.ring_links` and :mod:`spare_megatron.transfer` have the
-sockets. The side that accepts speaks at once, whoever calls: a *challenge*, 16 random bytes, so that the caller
-receives it even where its own words are lost. The caller sends its *call*: who calls whom, in which job attempt and
-epoch, for what, with a challenge of its own. Then the callee proves itself, and only then the caller. A proof is a
-keyed hash (HMAC-SHA256) of both challenges, the call and the prover's part in it, so none can be used again on another
-connection, for another call or by the other side. Nothing secret is sent, and what comes from a peer that has not
-proved itself is never read as anything but these words.
+Pure: bytes in, bytes out. Rings (:mod:`spare_megatron.collectives.ring_line`), transfers of state
+(:mod:`spare_megatron.transfer`) and a group's store (:mod:`spare_megatron.worker.store_server`) have the sockets and
+run the same :class:`Handshake`:
+
+1. The side that accepts sends a *challenge*, 16 random bytes, at once.
+2. The caller sends its *call*, without waiting for the challenge: who calls whom, in which job attempt and epoch, for
+   what, with a challenge of its own.
+3. The callee sends its proof, and only then the caller sends its own.
+
+A proof is a keyed hash (HMAC-SHA256) of both challenges, the call and the prover's side. So it cannot be used again on
+another connection, for another call or by the other side. Nothing secret is sent, and bytes of a peer that has not
+proved itself are read as a handshake only.
 
 This keeps out processes that do not know the token, and those of another job attempt, position or incarnation. It does
 not hide what is sent.
@@ -26,7 +31,7 @@ DATA, CONTROL, STATE, STORE = b"D", b"C", b"S", b"T"
 CHALLENGE_BYTES = 16
 PROOF_BYTES = 32
 _VERSION = 2
-"""Of these words and of the beats that follow them."""
+"""Of the handshake and of the beats that follow it."""
 _CALL = struct.Struct("!16scBIQIIIIII")
 """Challenge, kind, version, job attempt, epoch, number, position, group and incarnation of the caller, then of the
 callee."""
@@ -39,7 +44,7 @@ _PARTS = {"callee": b"spare callee", "caller": b"spare caller"}
 
 
 class StrangerError(Exception):
-    """The other side is not a rank that this one should speak with."""
+    """The other side is not a rank that this one should be connected with."""
 
 
 class Member(NamedTuple):
@@ -55,7 +60,7 @@ class Identity:
 
     member: Member
     position: int = 0
-    """This rank's position in its group; only ranks of one position speak with each other."""
+    """This rank's position in its group; only ranks of one position are connected with each other."""
     job_attempt: int = 1
     token: str = ""
 
@@ -98,7 +103,7 @@ def pack_call(call: Call) -> bytes:
 
 
 def read_call(words: bytes) -> Call | None:
-    """The inverse of :func:`pack_call`; None where these are no such words."""
+    """The inverse of :func:`pack_call`; None where ``words`` are no call."""
     known, kind, version, job_attempt, epoch, number, position, *members = _CALL.unpack(words)
     if version != _VERSION or kind not in (DATA, CONTROL, STATE, STORE):
         return None

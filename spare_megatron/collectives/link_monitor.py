@@ -117,7 +117,7 @@ class _Neighbour:
 
 
 class LinkMonitor:
-    """What one member has seen the links in one epoch, from the moment that it is in it. For one thread at a time."""
+    """What one member knows of the links in one epoch, from the moment that it is in it. For one thread at a time."""
 
     def __init__(self, rank: int, size: int, timeout_s: float, suspects: Iterable[int], now_s: float) -> None:
         """``suspects``: ranks whose link to this one was silent in the epoch before."""

@@ -29,7 +29,7 @@ STALE_POLL_S = 0.05
 VIEW_GRACE_S = 0.2
 """How long a failed attempt waits for the view that explains the failure. A lost connection is most often the first
 sign of a newer epoch: the member that learns of it first drops the old communicator (protocol rule 5), and the
-coordinator has seen a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
+coordinator learns of a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
 SILENT_GRACE_S = 0.05
 """How long a failed attempt waits where a link is silent, which no view explains: until all members have informed each
 other what they know of their links."""

@@ -1,4 +1,4 @@
-"""What one rank has seen its ring in one epoch, for its owner thread and the thread that listens to the neighbours."""
+"""What one rank knows of its ring in one epoch, for its owner thread and the thread that listens to the neighbours."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Line:
         return select.POLLOUT if self.calling else select.POLLIN
 
     def call(self, place: tuple[str, int], kind: bytes, epoch: int, number: int, callee: Member) -> None:
-        """Connect and say who calls. Raises OSError where the connection is refused at once."""
+        """Connect and begin the handshake. Raises OSError where the connection is refused at once."""
         self.side, self.kind, self.epoch, self.number, self.peer = RIGHT, kind, epoch, number, callee
         me = self._me
         call = Call(kind, me.job_attempt, epoch, number, me.position, me.member, callee, challenge())
@@ -102,7 +102,7 @@ class Line:
         return bool(poller.poll(0))
 
     def greet(self) -> None:
-        """Say the first words on a connection that was accepted."""
+        """Begin the handshake on a connection that was accepted."""
         tune(self.sock)
         self.send(self.handshake.first)
 
@@ -113,7 +113,7 @@ class Line:
         self.outbox[:] = words[send(self.sock, words) :]
 
     def read(self) -> bool:
-        """Read what has come, no more than the words that are due before the other side is proven; false where it has
+        """Read what has come, before the other side is proven no more than the handshake needs next; false where it has
         ended. Raises StrangerError where the other side is not who it should be."""
         while self.handshake.missing:
             more = self._room.receive(self.sock, self.handshake.missing)

@@ -1,5 +1,7 @@
-"""The control thread of one rank: an asyncio loop that carries orders down and reports up, soon after it wakes although
-training threads compute on the same cores. (A leader's process, which it starts, does as well.)
+"""The control thread of one rank: an asyncio loop that passes orders to the training thread and its reports on.
+
+It asks the kernel to be scheduled soon, although training threads compute on the same cores; the leader's process,
+which it starts, does the same.
 
 A :class:`Follower` talks to the group's :class:`~spare_megatron.control_plane.leader.Leader`, which has a process of
 its own (:mod:`spare_megatron.control_plane.leader_process`); a group of one rank runs it here instead. Both hand orders

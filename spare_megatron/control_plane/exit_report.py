@@ -1,7 +1,7 @@
-"""The exit report of a rank: the exception that ends it, for whoever has to say why the job ended.
+"""The exit report of a rank: the exception that ends it, from which the launcher tells why the job ended.
 
-A rank writes them into the run directory before its connections close, so they are there however slowly Python ends,
-and wherever its log is. Those of an older incarnation of the same rank are removed when a new one begins.
+A rank writes it into the run directory before its connections close. So it is there however long Python takes to end,
+and wherever the rank's log is. A new incarnation of a rank removes the report of the older one.
 """
 
 from __future__ import annotations

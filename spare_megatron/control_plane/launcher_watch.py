@@ -1,4 +1,4 @@
-"""Tells whether the launcher of this process still lives: a rank must not outlive it.
+"""Watches whether the launcher of this process still lives: a rank must not outlive it.
 
 The launcher need not be the parent (a preloaded parent forks ranks for it), so its process is watched, not
 ``getppid()``. A pidfd stands for one process, never for a later one with the same id.

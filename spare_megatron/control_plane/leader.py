@@ -9,8 +9,8 @@ merges their reports and beats into one (:mod:`spare_megatron.control_plane.grou
 Hello when all its ranks have connected. So the coordinator has as many clients as there are groups, not as many as
 there are GPUs.
 
-A group of one rank has nobody to serve: there the leader is a part of that rank's control thread, and receives its
-training thread directly.
+In a group of one rank the leader is a part of that rank's control thread, and takes the training thread's reports
+directly.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
 A leader of hundreds of ranks receives thousands of messages a second. In position 0's own process it would take the
 interpreter from the training thread, so it has one of its own: position 0 starts it, and then is one of its ranks, over
-the loopback device. (A group of one rank has nobody to receive and is led in its control thread.) The two live and die
+the loopback device. (A group of one rank needs no such process: its control thread is the leader.) The two live and die
 together. The kernel kills the leader when the thread that started it ends, position 0's control thread; and position 0
 leaves at once when the leader ends. Either is the loss of the group. A standby, which has no session yet, starts the
 process ahead in its main thread; a rank that was forked by a preloaded parent forks it before it has other threads.
 
-They share two pipes. On standard input the leader gets one line, what it must know of the job, and at the end another:
-the session of position 0 is closed. On standard output it says where it listens, or why it cannot.
+They share two pipes. The leader reads one line with the description of the job from standard input, and at the end
+another: the session of position 0 is closed. It writes to standard output where it listens, or why it cannot.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class ForkedLeader:
 
 LeaderHandle = subprocess.Popen[bytes] | ForkedLeader
 _ahead: list[LeaderHandle] = []
-"""The leader's process that waits to receive what it leads, if there is one."""
+"""The leader's process that was started ahead and waits for its job description, if there is one."""
 
 
 def start_ahead() -> None:

@@ -1,4 +1,4 @@
-"""How a leader merges what its ranks report into one report as learners and as donors. Pure: no I/O, no clock.
+"""How a leader merges what its ranks report as learners and as donors into one report. Pure: no I/O, no clock.
 
 A group is ready, or has caught up to a step, when its last rank reports so; an offer cannot be had, or is served no
 longer, as soon as one rank reports so. A rank that could take an offer can take another one whenever that ends, so the

@@ -1,10 +1,10 @@
-"""What a leader has seen its ranks from their beats, and the one beat of the group that it sends. Pure: time comes in
+"""What a leader knows of its ranks from their beats, and the one beat that it sends for the group. Pure: time comes in
 as an argument.
 
-A group is as far as its last rank, and dead when one rank is. So the beat of a group names two ranks at most, whatever
-the size of the group: the one that is furthest behind, with how long it has stood still, and the one that has been
-silent for longest, where it is late. How long is a duration by the leader's clock, without the leader's pauses: a
-leader that was stopped has not listened, and calls nobody silent for that time.
+A group is as far as its last rank, and dead when one rank is. So the beat of a group names at most two ranks, whatever
+the size of the group: the rank furthest behind, with how long it has stood still, and, if one is late, the rank that
+has been silent for longest. Both durations are by the leader's clock and leave out its own pauses: a leader that was
+stopped could not receive beats, and does not count that time as a rank's silence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GAP = 2
 pause."""
 LATE = 2
 """A rank is late after a silence of so many heartbeat intervals. Fewer than the three that a heartbeat time-out lasts
-at least, so that the coordinator has seen a silence before it is too long."""
+at least, so that the coordinator learns of a silence before it is too long."""
 _NOWHERE = (math.inf,)
 
 

@@ -46,7 +46,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class StepReport:
-    """The rank has applied a committed step; ``report`` has what it has seen the step."""
+    """The rank has applied a committed step; ``report`` has its figures of that step."""
 
     step: int
     report: dict[str, Any] = field(default_factory=dict)

@@ -55,7 +55,7 @@ class Session:
         self._progress = Progress()
         self._tickets_read = 0
         self.tickets_low = setup.job.tickets_ahead
-        """How few known words of the ticket stream are few (:meth:`begun`)."""
+        """How few known entries of the ticket stream are few (:meth:`begun`)."""
         self._tells_begun = setup.position == 0 and setup.job.late_pauses
         self._answers: dict[tuple[int, str], bool] = {}
         alone = Leader if setup.group_size == 1 else FirstFollower
@@ -135,7 +135,7 @@ class Session:
             self._control.nudge(self._progress.complete)
 
     def read_tickets(self, number: int) -> None:
-        """Note that this rank has read the words of the ticket stream before ``number``."""
+        """Note that this rank has read the entries of the ticket stream before ``number``."""
         self._tickets_read = number
 
     def begun(self, number: int) -> None:
@@ -166,7 +166,7 @@ class Session:
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that this rank has applied the committed ``step``.
 
-        ``report`` has what this rank has seen the step, as JSON values: the loss names of the job description, and
+        ``report`` has this rank's figures of the step, as JSON values: the loss names of the job description, and
         ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged,
         and the first group's report is logged. The group has applied the step when its last rank has reported it.
         """

@@ -1,5 +1,5 @@
-"""How a leader merges what its ranks report into one report of shards that the group has adopted. Pure: no I/O;
-time comes in as an argument.
+"""How a leader merges what its ranks report of shards that the group has adopted. Pure: no I/O; time comes in as an
+argument.
 
 A shard is open when every rank has opened it, or reads no data; it cannot be opened as soon as one rank reports so, or
 when that takes too long. An answer is final, and is repeated with each view that does not know it.

@@ -1,4 +1,4 @@
-"""How a leader merges what its ranks report of the state shards of which the group is a new host. Pure: no I/O.
+"""How a leader merges what its ranks report of state shards of which the group is a new host. Pure: no I/O.
 
 A group has the state of a shard when every rank reports so; it has nothing as soon as one rank reports that. A report
 is about one epoch; what was reported in the present one is repeated after every Hello.

@@ -1,9 +1,9 @@
-"""The files with which all processes of a job speak TLS with each other: checked where they are given, made where not.
+"""The TLS files of a job: checked if the user gives them, else made.
 
-A job whose processes are on several hosts sends its token with every call, which whoever sees the network could read.
-So such a job has a directory ``tls`` in its run directory, made by its first process: a certificate authority whose key
-is thrown away at once, and one certificate for all processes. It is as secret as the token beside it: whoever may read
-the run directory's secrets is a process of the job.
+A job sends its token with every call, and anyone who can read the network could read it. So a job on several hosts has
+a directory ``tls`` in its run directory, made by its first process: a certificate authority, whose key is deleted at
+once, and one certificate for all processes. The directory is as secret as the token: a process that may read the run
+directory's secrets counts as one of the job's.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of its work (an event to decide, an action to carry out) is a function that may 
 nothing. Such an item stays first in the queue and is tried again, and later items queue behind it. Heartbeats are not
 such work: they are processed meanwhile.
 
-Pure but for the event loop's timers. After any other exception nothing more is done; the owner is notified of it.
+Pure but for the event loop's timers. After any other exception nothing more is done, and the owner is called.
 """
 
 from __future__ import annotations

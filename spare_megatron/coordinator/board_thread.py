@@ -1,4 +1,4 @@
-"""Writes to the boards (TensorBoard, W&B, OpenTelemetry) in a thread of their own: they are slow to start, and fail."""
+"""Writes to the boards (TensorBoard, W&B, OpenTelemetry) in a thread of its own: they are slow to start, and fail."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class BoardThread:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """Note that the boards failed, which is said once, and when to try again. They are third-party code with files
-        and connections of its own, so any exception is possible."""
+        """Note that the boards failed, which is reported once, and when to try again. They are third-party code with
+        files and connections of its own, so any exception is possible."""
         if not self._again_s:
             self._announce(f"the boards fail: {error!r}; the job goes on, metrics.jsonl has all of it")
         self._again_s = time.monotonic() + PAUSE_S

@@ -1,7 +1,7 @@
-"""Work that may wait, fail and be left out, in a thread of its own: files on which no decision depends.
+"""Optional work in a thread of its own, which may wait or fail: it writes files on which no decision depends.
 
-Of several works of one name only the newest is done. A failure is said once, until the work succeeds again; whoever
-gave it gives it again some time later.
+Newer work replaces queued work of the same name. A failure is reported once, until the work succeeds again; it is not
+repeated here, because its owner submits it again some time later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The journal: every event of the controller with its actions, one JSON line each, written before anything is sent.
+"""The journal: every event of the protocol machine with its actions, one JSON line each, written before anything is
+sent.
 
 ``append`` returns when the line is out of this process, so that a killed coordinator loses nothing. Records that change
 the epoch, commit a step, fence a group, stop the job, accept a checkpoint or take a request (:func:`is_final`) are on

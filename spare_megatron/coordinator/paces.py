@@ -1,9 +1,9 @@
 """Estimates what every group has left of the step in flight, and so when slow ones should be relieved.
 
-The beats of leaders tell how many tickets a group had begun, how long ago the last of them was, and how long it takes
-for one. From then on it is taken to go on at its pace; a group that has just come, and has reported
-none and has nothing to do, is taken for the median one. Estimates only decide who is asked for how much: what a group
-gives back is its own leader's to say. Pure: the time comes in as an argument.
+A leader's beat has the number of tickets that its group has begun, how long ago it began the last one, and how long one
+takes. The estimate assumes that the group continues at that pace. A group that has just come, has reported no pace and
+has nothing to do counts as a median one. Estimates only decide which group is asked for how many pieces; its leader
+decides which it gives back. Pure: the time comes in as an argument.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Answers the launcher's question whether a lost group may be started again.
 
-The launcher knows how processes end; what the group was lost for, and whether the job goes on, only the coordinator
-knows. A group that was fenced because its results were wrong is not started again: its devices would compute the next
-ones too.
+The launcher sees how processes end. Only the coordinator knows why the group was lost, and whether the job goes on. A
+group that was fenced because its results were wrong is not started again: the same devices would compute the next
+results.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Where the ranks of each group listen for the replica rings, and where they serve state to learners, as the groups
-said with their Hellos.
+"""Where the ranks of each group listen for the replica rings, and where they serve state to learners: from the groups'
+Hellos.
 
 Not in the journal: a coordinator that takes over receives them again, with the first Hello of each group.
 """

@@ -1,4 +1,4 @@
-"""The coordinator: a gRPC server that feeds the controller's machine, journals its decisions and sends its actions.
+"""The coordinator: a gRPC server that feeds the protocol machine, journals its decisions and sends its actions.
 
 It has one event loop and handles one event at a time: the machine decides, the record is written to the journal, then
 the actions are sent. While the journal cannot be written, events wait in a backlog and nothing is decided. Messages

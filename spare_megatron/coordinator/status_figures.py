@@ -1,4 +1,4 @@
-"""Figures of the controller's state for status.json: what threatens, what is next, how far learners are. Pure."""
+"""Figures of the protocol machine's state for status.json: what threatens, what is next, how far learners are. Pure."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from spare_megatron.runtime.run_directory import RunDirectory
 TELL_S = 1.0
 """Time-out of one call of the coordinator, which is then repeated."""
 ANSWER_S = 5.0
-"""How long a coordinator that is asked to stop has to answer before it is notified in another way."""
+"""How long a coordinator that is asked to stop has to answer before it is asked in another way."""
 
 
 class CoordinatorClient:

@@ -1,4 +1,4 @@
-"""What spare-launch was asked to start."""
+"""The job that spare-launch was asked to start."""
 
 from __future__ import annotations
 

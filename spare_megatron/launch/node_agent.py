@@ -1,4 +1,4 @@
-"""Lends a node to a job: starts ranks there as the job's launcher reports, until the node is to leave.
+"""Lends a node to a job: starts the ranks that the job's launcher requests there, until the node is to leave.
 
 May assume: the run directory lies on a file system that the job's nodes share, and its token can be read. Promises: no
 rank outlives this process, or its stream to the launcher; it writes nothing but ranks' logs, and knows nothing of

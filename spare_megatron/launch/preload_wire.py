@@ -1,5 +1,5 @@
-"""The messages between a preloaded parent and whoever has processes forked by it: one JSON object each, with file
-descriptors where it says so, over a Unix socket whose two ends belong to one user.
+"""The messages between a preloaded parent and its client: one JSON object each, some with file descriptors, over a Unix
+socket whose two ends belong to one user.
 
 Both sides wait: a message is a question, and the next one on the other side is its answer.
 """

@@ -9,7 +9,7 @@ for tests (``--listen``), for every launcher of the same user whose environment,
 gets a fork of this process, which then serves it as in the first way.
 
 A child is the leader of a process group and waits, before it runs the script, for a byte on its *leash*, a pipe from
-the launcher: nothing runs that its launcher does not know of. An ended child is reaped when the launcher reports so,
+the launcher: nothing runs that its launcher does not know of. An ended child is reaped at the launcher's request,
 which has then killed what was left of the process group. When the launcher's end of the socket closes, all children are
 killed.
 

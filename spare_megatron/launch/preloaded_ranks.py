@@ -1,7 +1,8 @@
 """Has the ranks of a launch forked by a preloaded parent, and starts the parent again when it ends.
 
 Ranks are started one by one, as new processes, where there is no parent: none is wanted, the script imports nothing
-that takes time, a module cannot be preloaded, the parent was killed and is not ready again. Each reason is said once.
+that takes time, a module cannot be preloaded, the parent was killed and is not ready again. Each reason is reported
+once.
 """
 
 from __future__ import annotations

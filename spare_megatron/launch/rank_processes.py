@@ -1,4 +1,4 @@
-"""Has the ranks of one job attempt, group by group, and kills what is left of a group that lost one.
+"""The rank processes of one job attempt, by group; kills what is left of a group that has lost a rank.
 
 Promises: no two starts of a group have processes in one slot (:mod:`spare_megatron.launch.standby_book`), so no device
 has ranks of two; each start of a group has an incarnation and logs of its own.

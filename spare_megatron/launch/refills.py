@@ -1,5 +1,5 @@
-"""Says when processes that wait for a place are started anew: not before the group that took the last ones is back, and
-under the rules of groups that are started again (pauses, so many within an hour, a host that is fit)."""
+"""Decides when used standby processes are replaced: not before the group that took them is back, and under the rules
+for groups that are started again (pauses, at most so many within an hour, a fit host)."""
 
 from __future__ import annotations
 

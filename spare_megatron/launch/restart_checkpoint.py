@@ -1,5 +1,5 @@
-"""Publishes the checkpoint that counts though its writer has not done so, and finds the one from which a job starts
-again; the launcher does so for all ranks, before the first job attempt and after each."""
+"""Publishes a checkpoint that counts but that its writer has not published, and finds the checkpoint from which a job
+starts again. The launcher does both for all ranks, before the first job attempt and after each."""
 
 from __future__ import annotations
 

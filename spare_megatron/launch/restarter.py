@@ -103,7 +103,7 @@ class Restarter:
         return self._memory.restarts.most > 0
 
     def note(self, start: GroupStart, position: int, status: int) -> None:
-        """A rank has ended; the first one of a start is the reason that the user is notified."""
+        """A rank has ended; the first one of a start is the reason that the user is shown."""
         how = "fenced" if status == ExitCode.FENCED else status_words(status)
         self._first_exits.setdefault(start, f"rank {position}: {how}")
 

@@ -1,5 +1,4 @@
-"""Has the standbys of one job attempt: groups of ranks that have built their model and wait for the place of a lost
-group.
+"""The standbys of one job attempt: groups of ranks that have built their model and wait for the place of a lost group.
 
 Promises: a place is given to one standby, all processes of which live, or to none; a standby that has lost a process
 gets none and is ended; in the slot that a group leaves, the next standby begins.

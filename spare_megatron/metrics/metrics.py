@@ -1,4 +1,4 @@
-"""Computes the line of metrics.jsonl of each committed step from the controller's events and decisions. No I/O.
+"""Computes the line of metrics.jsonl of each committed step from the protocol machine's events and decisions. No I/O.
 
 :class:`MetricsBook` is given every event with its decision, live or in a replay of the journal, so a restarted
 coordinator has the same figures; where the replay begins with a snapshot, that has a memo of the earlier ones. What
@@ -142,7 +142,7 @@ class MetricsBook:
         after: State,
         detect_s: float = 0.0,
     ) -> None:
-        """Take one transition of the controller's machine.
+        """Take one transition of the protocol machine.
 
         ``time_s`` is the time of the event in seconds; ``detect_s`` the seconds between the first evidence of a loss
         and this event.

@@ -44,7 +44,7 @@ class GroupVote:
 
 
 def reported_groups(line: Mapping[str, Any]) -> dict[int, tuple[float, float, float]]:
-    """Group -> seconds in its own pieces, in patches, in the sums, of those that the line tells of."""
+    """Group -> seconds in its own pieces, in patches, in the sums, of those that the line has."""
     return {int(group): tuple(parts) for group, *parts in line.get("slowest", ())}
 
 

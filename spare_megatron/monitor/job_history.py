@@ -1,6 +1,6 @@
 """What happened in a job, from the records of its journal: job attempts, failures, returns, saves. Pure.
 
-It follows what the coordinator sent, so it needs no state of the controller's machine and none of the votes that led to
+It follows what the coordinator sent, so it needs no state of the protocol machine and none of the votes that led to
 nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is read far faster than it is replayed.
 """
 
@@ -69,10 +69,10 @@ class Failure:
     """The step in flight."""
     groups: tuple[int, ...]
     causes: tuple[str, ...]
-    """Of the losses, in the controller's words: 'group 2 (rank 1) exited: killed by SIGKILL'."""
+    """Of the losses, in the protocol machine's words: 'group 2 (rank 1) exited: killed by SIGKILL'."""
     masked: bool
     reason: str
-    """The controller's."""
+    """The protocol machine's."""
     adopted: tuple[int, ...] = ()
     """The shards that have lost their last host by it, and that others have adopted: a soft wipe-out."""
 
@@ -87,7 +87,7 @@ class Departure:
     """The step with whose commit it left."""
     group: int
     reason: str
-    """The controller's."""
+    """The protocol machine's."""
 
 
 @dataclass(frozen=True)

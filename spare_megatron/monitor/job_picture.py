@@ -1,4 +1,4 @@
-"""One picture of a job: what its run directory says, together. Pure.
+"""One picture of a job, from all that its run directory has. Pure.
 
 The terminal, the report and whatever else shows a job take their figures from here, so they show the same ones.
 """

@@ -1,7 +1,7 @@
 """Finds what ranks reported of a step in their files (``--spare-rank-times``), without reading all of them.
 
 May assume: others append meanwhile. Steps only grow in a file, each start of a group has its own, so a step is looked
-up by halving. What cannot be read is left out, and said: nothing else depends on it.
+up by halving. What cannot be read is left out and reported; nothing else depends on it.
 """
 
 from __future__ import annotations

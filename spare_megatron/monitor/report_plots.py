@@ -1,4 +1,4 @@
-"""The plots of a report, as what its template draws: lines, ticks and marks in the coordinates of an ``svg`` element.
+"""The plots of a report, as its template draws them: lines, ticks and marks in the coordinates of an ``svg`` element.
 Pure.
 
 They are drawn here because a launcher makes the report when its job ends: importing matplotlib would take it longer

@@ -1,4 +1,4 @@
-"""How many standbys of a job wait for a place, from its run directory: no coordinator has seen them."""
+"""How many standbys of a job wait for a place, from its run directory: the coordinator does not know them."""
 
 from __future__ import annotations
 

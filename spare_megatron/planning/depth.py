@@ -4,7 +4,7 @@ The least possible load is the larger of two: the bound c(k), the mean load of a
 sets of shards with few live hosts demand of these hosts (``shortage``). With r >= 7 hosts such a set appears only just
 before it is lost, and the bound alone was exact in every simulated order; with fewer hosts the mean load is above the
 bound, by 40% for r = 2, 8% for r = 3, 2% for r = 4 (N = 4000).
-Independent offsets are assumed; against the controller's own plans see docs/theory.md.
+Independent offsets are assumed; against the protocol machine's own plans see docs/theory.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Adoption: where a shard loses its last live host, groups that hold the state become hosts of it.
 
-They get its pieces in the same record, so plans are a partition of the batch at every moment, and open its data before
-they begin one of these (``View.adopts``). A group that could not says so (``Hosts``): then its pieces go to another, in
-an epoch of the same members. It is asked no more while its incarnation lives, so an adoption ends. Who has adopted a
-shard hosts it for good, until its loss. Protocol rule 23.
+They get its pieces in the same record, so plans are a partition of the batch at every moment. They open its data
+before they begin one of these pieces (``View.adopts``). A group that cannot open them reports that (``Hosts``): its
+pieces go to another group, in an epoch of the same members, and its incarnation is not asked again. So an adoption
+ends. A group that has adopted a shard hosts it until the group is lost. Protocol rule 23.
 """
 
 from __future__ import annotations

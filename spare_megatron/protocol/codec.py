@@ -1,4 +1,4 @@
-"""Encodes messages of the controller as plain JSON values, and decodes them: the content of journal lines.
+"""Encodes messages of the protocol machine as plain JSON values, and decodes them: the content of journal lines.
 
 A dataclass becomes an object with its class name under ``type`` and the fields that differ from their defaults; a
 tuple becomes a list. All sequences in messages are tuples, so decoding needs no schema. The views of one decision

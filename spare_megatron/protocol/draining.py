@@ -1,8 +1,8 @@
 """Groups leave because an operator asks for it: for maintenance, or because their machine shows errors.
 
 A group that is asked to leave finishes the step in flight. The request makes a new epoch of the same members, in which
-the standing assignment has nothing for it; so the commit of that step, in whose own record it leaves (voting), patches
-nothing. Where it is the last live host of a shard it stays until another one is there. Protocol rule 22.
+the steady-state assignment has nothing for it; so the commit of that step, in whose own record it leaves (voting),
+patches nothing. Where it is the last live host of a shard it stays until another one is there. Protocol rule 22.
 """
 
 from __future__ import annotations

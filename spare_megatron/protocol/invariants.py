@@ -30,7 +30,7 @@ from spare_megatron.protocol.view import Offer
 
 
 class InvariantError(AssertionError):
-    """An invariant does not hold: a bug in the controller, never a user's fault."""
+    """An invariant does not hold: a bug in the protocol machine, never a user's fault."""
 
 
 def check(before: State, event: Event, after: State, decision: Decision) -> None:
@@ -62,7 +62,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
 
 def _offers(before: State, after: State, decision: Decision) -> None:
     """Who holds no state has a learner's place; offers are by members that hold the state, of the last commit, and all
-    their donors are notified in the record that makes them: so they learn of them before they apply the next step."""
+    the record that makes them sends them to their donors: so these receive them before they apply the next step."""
     if after.phase not in ("running", "ending"):
         return
     joiners = after.joiners
@@ -125,12 +125,12 @@ def _drained(before: State, after: State) -> None:
 
 
 def _standing(before: State, after: State) -> None:
-    """The standing assignment changes only with an epoch, whose views say so. Slowness is of members, and what was
-    measured is in the standing assignment when a commit was to share later steps out by it (rule 24)."""
+    """The steady-state assignment changes only with an epoch, whose views say so. Slowness is of members, and what was
+    measured is in the steady-state assignment when a commit was to share later steps out by it (rule 24)."""
     if after.phase != "running" or before.phase != "running" or before.standing is None or after.standing is None:
         return
     if after.standing.assignment is not before.standing.assignment and after.epoch == before.epoch:
-        raise InvariantError(f"the standing assignment changed inside epoch {after.epoch}")
+        raise InvariantError(f"the steady-state assignment changed inside epoch {after.epoch}")
     if not after.slowness.keys() <= after.live.keys() or any(known <= USUAL for known in after.slowness.values()):
         raise InvariantError(f"slowness {dict(after.slowness)} is not of slow members {sorted(after.live)}")
     if after.committed == before.committed or not before.share_anew:

@@ -1,4 +1,4 @@
-"""What the controller remembers of a group that is brought up to date."""
+"""What the protocol machine remembers of a group that is brought up to date."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def enter(state: State, event: Hello) -> Transition:
 
 
 def back(state: State, event: Hello) -> Transition:
-    """A learner or joiner sends Hello again: it is notified where it stands, unless it is ahead of the last commit."""
+    """A learner or joiner sends Hello again: it receives its view again, unless it is ahead of the last commit."""
     if event.known > state.committed[0]:
         return _ahead(state, event.group, event.known)
     return decide(

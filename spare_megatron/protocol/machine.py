@@ -81,7 +81,7 @@ def _opened(state: State, event: Opened) -> Transition:
 
 
 def _after_stop(state: State, event: Event) -> Transition:
-    """Whoever still speaks is notified that the job is over; a checkpoint that comes late still counts."""
+    """A group that still sends something receives the end of the job; a checkpoint that comes late still counts."""
     if isinstance(event, Hello | Vote):
         return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
     if isinstance(event, Saved):

@@ -1,4 +1,4 @@
-"""What one rank has seen the job, and how the coordinator's messages change it: the rank's half of the protocol.
+"""What one rank knows of the job, and how the coordinator's messages change it: the rank's half of the protocol.
 
 Pure, like the machine. Every rank holds one :class:`Orders` value and replaces it; the training thread reads it as
 a snapshot. The rules are 3 (a view carries the last commit), 5 (a newer epoch abandons the old communicators), 8
@@ -90,8 +90,8 @@ def take_commit(
     save: int = 0,
     serves: tuple[Offer, ...] = (),
 ) -> tuple[Orders, Change]:
-    """The orders after Commit(t, e): the plan of t + 1 is the standing assignment, with ``audits`` in its pipeline. A
-    repeated commit, or one of another epoch, changes nothing."""
+    """The orders after Commit(t, e): the plan of t + 1 is the steady-state assignment, with ``audits`` in its pipeline.
+    A repeated commit, or one of another epoch, changes nothing."""
     known = orders.view
     if orders.over or (step, epoch) != (known.step, known.epoch):
         return orders, Change.NONE
@@ -124,7 +124,7 @@ def take_ask(orders: Orders, step: int, ask: ReliefAsk) -> tuple[Orders, Change]
 
 def take_tickets(orders: Orders, more: TicketStream, read: int = 0) -> tuple[Orders, Change]:
     """The orders after words of the group's leader, of which this rank has read those before number ``read``. Words
-    that are known change nothing. The leader tells its ranks of a view or commit before the words that follow from
+    that are known change nothing. The leader sends its ranks a view or commit before the entries that follow from
     it."""
     stream = orders.stream.joined(more)
     if stream is orders.stream:

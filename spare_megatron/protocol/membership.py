@@ -352,8 +352,8 @@ def change_members(
 ) -> Transition:
     """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
-    neither, the standing assignment alone changes, because groups are slow for long (rule 24), or hosts of state shards
-    do."""
+    neither, the steady-state assignment alone changes, because groups are slow for long (rule 24), or hosts of state
+    shards do."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
     if joining:  # in order, so that sorting them again and again costs little

@@ -1,4 +1,4 @@
-"""The controller's input (events) and its output (actions).
+"""The protocol machine's input (events) and its output (actions).
 
 All are frozen dataclasses of plain values, so that a journal line can hold them and a replay can compare them.
 Words and rules are those of the step protocol (docs/protocol.md). Conventions:
@@ -22,7 +22,7 @@ from spare_megatron.protocol.view import Offer, ReliefAsk, View
 
 @dataclass(frozen=True)
 class JobSpec:
-    """The constants of one job attempt, which the controller must know before its first decision."""
+    """The constants of one job attempt, which the protocol machine must know before its first decision."""
 
     num_groups: int
     pieces_per_shard: int
@@ -443,7 +443,8 @@ class SendView:
 
 @dataclass(frozen=True)
 class SendCommit:
-    """Tell every live group to apply R(step, epoch). The plan of step + 1 is the standing assignment of ``epoch``."""
+    """Tell every live group to apply R(step, epoch). The plan of step + 1 is the steady-state assignment of
+    ``epoch``."""
 
     groups: tuple[int, ...]
     step: int

@@ -1,7 +1,7 @@
-"""Offers of state to learners: when they are made, when they end, when what came of them may be trusted.
+"""Offers of state to learners: when they are made, when they end, and when a received state may be trusted.
 
 Functions on a state, without actions of their own: the records that use them (:mod:`.membership`, :mod:`.voting`,
-:mod:`.learning`) tell everybody. An offer is made only in a record that every donor must take in before it can vote
+:mod:`.learning`) send the messages. An offer is made only in a record that every donor must take in before it can vote
 again, a commit or a new epoch: so a donor copies its part before the state that it copies is gone.
 """
 

@@ -2,12 +2,12 @@
 
 What slows a group down for one step is for relief (protocol.relief). A group that is slow for hours would be relieved
 anew in each step: asks, answers and an epoch, and by then it has begun pieces that others would have ended sooner. So
-its slowness is kept in the state, and the standing assignment is drawn for it (protocol.assign). Protocol rule 24.
+its slowness is kept in the state, and the steady-state assignment is drawn for it (protocol.assign). Protocol rule 24.
 
 Nothing changes by noise: a group counts as slow when it was slow in both halves of the steps in which it was measured,
 and as usual when it was that in both; its slowness is in whole sixteenths, and changes by ``NOISE`` or more of them;
-what follows a change is measured anew. And the standing assignment changes only where steps become shorter by enough.
-Microbatch granularity only: whole shards are shared out as if all groups were equally fast.
+what follows a change is measured anew. And the steady-state assignment changes only where steps become shorter by
+enough. Microbatch granularity only: whole shards are shared out as if all groups were equally fast.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOT_SLOW = 1.1
 NOISE = 2
 """By how many sixteenths the slowness of a slow group changes at least."""
 GAIN = USUAL // 2
-"""So much sooner, in sixteenths of a usual group's piece, a step must end by a new standing assignment,"""
+"""So much sooner, in sixteenths of a usual group's piece, a step must end by a new steady-state assignment,"""
 GAIN_SHARE = 0.02
 """or by this share of it."""
 
@@ -54,7 +54,7 @@ def measured(state: State, event: SpeedsMeasured) -> Transition:
     drawn = draw_standing(noted, live)
     assert not isinstance(drawn, WipeOut), "the members host every shard"
     present = state.standing
-    assert present is not None, "a running job has a standing assignment"
+    assert present is not None, "a running job has a steady-state assignment"
     known = slowness_of(state.job.num_groups, drawn.assignment.live, after)
     before = int((present.assignment.loads * known).max())
     gain = before - drawn.assignment.end

@@ -1,4 +1,4 @@
-"""Draws the standing assignment: who computes which pieces in the steps after the one in flight. Pure.
+"""Draws the steady-state assignment: who computes which pieces in the steps after the one in flight. Pure.
 
 Groups that are to leave (``State.drained``) get no part of it, unless a shard would have no host without them: such a
 group stays until another host is there. Groups that are slow for long (``State.slowness``) get a smaller one.
@@ -17,8 +17,8 @@ from spare_megatron.protocol.state import Standing, State
 
 
 def draw_standing(state: State, live: tuple[int, ...]) -> Standing | WipeOut:
-    """The standing assignment of the members ``live``, with the fewest moves from the present one."""
-    assert state.standing is not None, "a running job has a standing assignment"
+    """The steady-state assignment of the members ``live``, with the fewest moves from the present one."""
+    assert state.standing is not None, "a running job has a steady-state assignment"
     spec = state.job
     staying = tuple(sorted(set(live) - leaving(state, live))) if state.drained else live
     present = state.standing.assignment
@@ -27,8 +27,8 @@ def draw_standing(state: State, live: tuple[int, ...]) -> Standing | WipeOut:
 
 
 def follows_slowness(state: State) -> bool:
-    """Whether the standing assignment was drawn for the slowness that is known by now."""
-    assert state.standing is not None, "a running job has a standing assignment"
+    """Whether the steady-state assignment was drawn for the slowness that is known by now."""
+    assert state.standing is not None, "a running job has a steady-state assignment"
     drawn = state.standing.assignment
     return np.array_equal(drawn.slowness, slowness_of(state.job.num_groups, drawn.live, state.slowness))
 

@@ -1,7 +1,7 @@
-"""The state of the controller: one immutable value, which a replay of the journal rebuilds.
+"""The state of the protocol machine: one immutable value, which a replay of the journal rebuilds.
 
 Mappings are plain dicts that nobody changes after construction (a copy is made for each change). Derived figures
-that are costly at a thousand groups, such as the plan of a standing assignment, are computed once per assignment.
+that are costly at a thousand groups, such as the plan of a steady-state assignment, are computed once per assignment.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class State:
     slowness_step: int = 0
     """t* when that changed last; before the first time, of the step that this job attempt started from."""
     share_anew: bool = False
-    """The next commit draws the standing assignment for the slowness that is known by then."""
+    """The next commit draws the steady-state assignment for the slowness that is known by then."""
     adopted: Mapping[int, Mapping[int, bool]] = field(default_factory=dict)
     """Group -> shard that it hosts beyond its stack, because nobody else did -> whether it has opened the data
     (protocol.adoption). ``placement`` has these hosts too."""

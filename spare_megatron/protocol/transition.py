@@ -1,4 +1,4 @@
-"""Functions that make the results of the controller's rules: the next state, the actions, and the reason."""
+"""Functions that make the results of the protocol machine's rules: the next state, the actions, and the reason."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What the coordinator tells one group of the step in flight: its view, with the transfers of state that it has a part
-in."""
+"""The view of one group: what the coordinator sends it about the step in flight, with the transfers of state in which
+it takes part."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def _check_partition(state: State) -> None:
 
 
 def _commit(state: State, digest: str) -> Transition:
-    """Commit the step in flight. The standing assignment becomes the plan of the next step in the same record.
+    """Commit the step in flight. The steady-state assignment becomes the plan of the next step in the same record.
     ``digest``: of the weights that the step began with, on which all votes agree."""
     step, voters = state.step_in_flight, tuple(sorted(state.live))
     saver = saves.saver(voters), state.live[saves.saver(voters)]
@@ -228,7 +228,7 @@ def _commit(state: State, digest: str) -> Transition:
     save = 0 if ends else saves.order(state, endangered)
     emergency = not ends and saves.is_emergency(state, endangered)
     by_speed = state.share_anew and not ends and not follows_slowness(state)
-    assert state.standing is not None, "a running job has a standing assignment"
+    assert state.standing is not None, "a running job has a steady-state assignment"
     # Holders are members: where there are as many holders as members, the set can be kept as it is.
     holders = state.holders if len(state.holders) == len(state.live) else frozenset(state.live)
     after = replace(
@@ -285,7 +285,7 @@ def _independent(state: State) -> frozenset[MemberId]:
 def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     """The state at a commit without the members that leave with it, and who is notified. They have no piece in later
     steps; offers end in which they are donors."""
-    assert state.standing is not None, "a running job has a standing assignment"
+    assert state.standing is not None, "a running job has a steady-state assignment"
     drawn = state.standing.assignment
     idle = [group for group in state.drained if group in state.live and not drawn.alive[group]]
     out = sorted(set(idle) - state_shards.needed(state, idle))

@@ -5,7 +5,7 @@ the earliest time is computed by which all pieces can be done if each group give
 then. As in a real job (protocol.rebalance) pieces move along chains: who takes a piece may pass one of its own on.
 So all groups together must have time for all pieces, and the hosts of a slow group's shards for those that it gives up,
 if they pass on as many of their own as their hosts can take in turn, and so forth. After a death during the step its
-patch is assigned first; the shards of pieces are taken from the standing assignment.
+patch is assigned first; the shards of pieces are taken from the steady-state assignment.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Policy:
     balance: bool = False
     """Slow groups give pieces to faster ones during a step, as a model has it."""
     relief: bool = False
-    """The same, as the controller decides it in each step."""
+    """The same, as the protocol machine decides it in each step."""
     async_save: bool = False
     """A save does not stop the training."""
     adopt_s: float | None = None

@@ -1,4 +1,4 @@
-"""Feeds the events of a modelled cluster into the real controller, ``protocol.machine``.
+"""Feeds the events of a modelled cluster into the real machine, ``protocol.machine``.
 
 Nothing is decided here. ``JobControl`` keeps the machine's state and makes the events; with ``check`` it tests every
 invariant after each event.

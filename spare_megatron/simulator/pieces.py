@@ -2,10 +2,10 @@
 again, and returning groups and standbys are admitted with commits.
 
 A group computes its pieces one after the other, with a speed drawn for this step. With ``balance`` slow groups give
-pieces up inside a step, as a model has it, with ``relief`` as the controller decides (``relieved_steps``); with both
-those that are slow for long get a smaller share of each step, by the controller's own measure. At a death the
-controller receives how many pieces each group has done; groups compute their pieces of the patch after their own. The
-reduction starts when the last live group is done and the communicators are rebuilt, and starts again after a death
+pieces up inside a step, as a model has it, with ``relief`` as the protocol machine decides (``relieved_steps``); with
+both those that are slow for long get a smaller share of each step, by the protocol machine's own measure. At a death
+it receives how many pieces each group has done; groups compute their pieces of the patch after their own.
+The reduction starts when the last live group is done and the communicators are rebuilt, and starts again after a death
 during it. A returning group is offered the last committed state and takes it from its donors (``transfers``), while
 nobody waits for it; without a transfer it has it at once, and is admitted with the next commit. Where a shard has lost
 its last host, groups adopt it, whose pieces wait until they have opened it, or a returning group that hosts it is
@@ -189,7 +189,7 @@ class PiecesEngine(PolicyTrial):
         per_piece: NDArray[np.float64],
         finish: NDArray[np.float64],
     ) -> bool:
-        """Report deaths to the controller and add the patch to the survivors' ``total`` and ``finish``.
+        """Report deaths to the protocol machine and add the patch to the survivors' ``total`` and ``finish``.
 
         False after a wipe-out; its dead may return like those of any other death.
         """
@@ -247,7 +247,7 @@ class PiecesEngine(PolicyTrial):
         self._follow_members()
 
     def _follow_members(self) -> None:
-        """Take note of the groups that the controller has made members, and of joiners that it has sent back."""
+        """Take note of the groups that the protocol machine has made members, and of joiners that it has sent back."""
         state = self.control.state
         if state.phase != "running" or not (self.arriving or state.learners):
             return

@@ -69,7 +69,7 @@ class TrialResult:
     seed: int
     tally: TrialCounts = field(default_factory=TrialCounts)
     events: int = 0
-    """Number of controller events."""
+    """Number of protocol events."""
     away: float = 0.0
     """Mean share of the groups that did not train."""
 
@@ -86,7 +86,7 @@ class PolicyTrial:
         domains: Mapping[str, Sequence[int]] | None = None,
         check: bool = False,
     ) -> None:
-        """``check`` tests every invariant of the controller after each event: slow above some hundred groups."""
+        """``check`` tests every invariant of the protocol machine after each event: slow above some hundred groups."""
         policy.check(cluster)
         self.cluster, self.policy, self.seed = cluster, policy, seed
         self.failures = failures_of(cluster, seed, trace, domains)
@@ -113,11 +113,11 @@ class PolicyTrial:
     # -------------------------------------------------------------------------------------------- what a policy defines
 
     def _spec(self) -> JobSpec:
-        """The job's specification for the controller."""
+        """The job's specification for the protocol machine."""
         raise NotImplementedError
 
     def _members(self) -> list[int]:
-        """The groups with which a job attempt begins, as the controller numbers them."""
+        """The groups with which a job attempt begins, as the protocol machine numbers them."""
         return list(range(self.cluster.num_groups))
 
     def _step(self) -> bool:

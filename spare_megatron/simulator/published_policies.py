@@ -38,8 +38,9 @@ class ReplicationEngine(_SavesBySteps):
     """A trial of replication: all groups of a block of r consecutive groups (the last block may be smaller) compute the
     same r shards in every step.
 
-    For the controller a block is one group with one shard, so the death of a block's last group is a wipe-out. Policy
-    'checkpoint' has blocks of one group. Without blocks (``Policy.reading``) shard i is on groups i .. i + r - 1.
+    For the protocol machine a block is one group with one shard, so the death of a block's last group is a wipe-out.
+    Policy 'checkpoint' has blocks of one group. Without blocks (``Policy.reading``) shard i is on groups i .. i + r -
+    1.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -167,7 +168,7 @@ class SpareEngine(_SavesBySteps):
         return True
 
     def _shrinks(self, dead: list[int]) -> bool:
-        """Let the controller plan without the dead; False when they were the last hosts of a shard."""
+        """Let the protocol machine plan without the dead; False when they were the last hosts of a shard."""
         cluster = self.cluster
         self.now_s += cluster.rebuild_s
         self.tally.down_s += cluster.rebuild_s

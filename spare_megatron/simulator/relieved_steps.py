@@ -1,9 +1,9 @@
-"""Slow groups are relieved inside simulated steps by the controller's own decisions (``--relief``).
+"""Slow groups are relieved inside simulated steps by the protocol machine's own decisions (``--relief``).
 
-The controller decides who is asked for how much, and who takes it, as in a job. What its shell and the leaders do is
-modelled: a group reports that it runs out when half of its pieces are begun and again when all are, and says both anew
-in a new epoch; the coordinator looks at once, and where nobody is asked not again for half a piece; groups answer at
-once, with pieces that they have not begun. The coordinator knows how far everybody is, which in a job it estimates.
+The protocol machine decides who is asked for how much, and who takes it, as in a job. What its shell and the leaders do
+is modelled: a group reports that it runs out when half of its pieces are begun and again when all are, and says both
+anew in a new epoch; the coordinator looks at once, and where nobody is asked not again for half a piece; groups answer
+at once, with pieces that they have not begun. The coordinator knows how far everybody is, which in a job it estimates.
 
 At a thousand groups a look takes a tenth of a second, so jobs of many steps are simulated with a model of the outcome
 instead (:mod:`spare_megatron.simulator.balance`).

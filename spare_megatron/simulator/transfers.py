@@ -1,8 +1,8 @@
 """The state on its way to groups that come back: when a learner holds which step, and who has to wait for a joiner.
 
-The controller makes offers and ends them; this class only follows them. A learner takes the state of its offer, which
-all its donors send at once, then one result after the other as they are committed. A donor that keeps more results than
-``JobSpec.results_kept`` withdraws.
+The protocol machine makes offers and ends them; this class only follows them. A learner takes the state of its offer,
+which all its donors send at once, then one result after the other as they are committed. A donor that keeps more
+results than ``JobSpec.results_kept`` withdraws.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Transfers:
         return sorted(self._control.state.serves)
 
     def follow(self, now_s: float) -> None:
-        """Begin and drop what the controller has offered and ended by now."""
+        """Begin and drop what the protocol machine has offered and ended by now."""
         control = self._control
         if not (control.state.learners or self._fetches):
             return

@@ -1,9 +1,9 @@
-"""The listening socket of a donor's rank or of a group's store, and the first words with whoever calls (the callee's
-side of :mod:`spare_megatron.collectives.handshake`).
+"""The listening socket of a donor's rank or of a group's store, with the callee's side of the handshake
+(:mod:`spare_megatron.collectives.handshake`).
 
-Promises: who has not proved that it is a rank of this job, with a call that the listener's owner wants, is notified
-nothing but a challenge, and costs one descriptor; of those there are at most STRANGERS_MAX, each for at most
-STRANGER_S.
+Promises: a connection is handed on only when its caller has proved that it is a rank of this job, and its call is one
+that the owner wants. Any other caller receives a challenge and nothing else. It costs one descriptor; at most
+STRANGERS_MAX of them are open, each for at most STRANGER_S.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.config.host_port import join_address
 
 _ACCEPTS = 16
-"""How many connections are accepted before those that are there are received again: so one that proves itself at once
-is not closed as the oldest of many that came in the meantime."""
+"""How many connections are accepted before the open ones are read again: so a caller that proves itself at once is not
+closed as the oldest of many that came in the meantime."""
 _PAUSE_S = 0.05
 """Before connections are accepted again when that has failed."""
 
@@ -141,7 +141,7 @@ class _Stranger:
         self._greeted = False
 
     def receive(self) -> Call | None:
-        """Read what has come, no more than the words that are due, and answer; the call, once it is proved. Raises
+        """Read what has come, no more than the handshake needs next, and answer; the call, once it is proved. Raises
         OSError where the connection has ended, StrangerError where the caller is not who it should be."""
         if not self._greeted:
             self._greeted = True
@@ -158,5 +158,5 @@ class _Stranger:
         return self._side.call
 
     def _send(self, words: bytes) -> None:
-        if self.sock.send(words) < len(words):  # the first words on a connection always fit
+        if self.sock.send(words) < len(words):  # a new connection has room for so few bytes
             raise ConnectionResetError("the caller does not read")

@@ -1,9 +1,8 @@
-"""A learner's side of the connection to one donor: calls it, asks, receives, and calls again where that breaks.
+"""A learner's side of the connection to one donor: connects, sends requests, receives, and reconnects after a break.
 
-A connection that ends is made anew, and the donor goes on from the byte that was reached. What comes damaged is asked
-for once more, from the beginning of its chunk; a second time in one snapshot shard is an error. So is *silence*, the
-sum of the time in which this side waited for the donor and nothing new came: time in which this process did not run is
-none.
+After a break the donor continues from the byte that was reached. A damaged chunk is requested once more, from its
+beginning; a second damaged chunk in one snapshot shard is an error. *Silence* is an error too: it is the time that this
+side has waited for the donor without receiving anything new. Time in which this process did not run does not count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One fetch: the headers of all donors, which must be equal, then their parts, each in a thread of its own."""
+"""One fetch: the headers of all donors, which must be equal, then their parts, with one thread for each donor."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fetch_snapshot_shard(
 def _together(
     works: Sequence[Callable[[], Made]], clients: Sequence[StateFetchClient], over: Callable[[], bool]
 ) -> list[Made]:
-    """Do each client's work in a thread; what they make, in order. When one fails, or it is over, all end."""
+    """Run each client's work in a thread; returns the results in order. When one fails, or ``over()``, all end."""
     done: queue.SimpleQueue[tuple[int, Made | Exception]] = queue.SimpleQueue()
 
     def run(number: int) -> None:
@@ -87,19 +87,18 @@ def _together(
 
 
 def _agreed(clients: Sequence[StateFetchClient], reported: Sequence[PartHeader], step: int) -> SnapshotShard:
-    """The snapshot shard that all donors tell of. Raises FetchError."""
+    """The snapshot shard that the headers of all donors describe. Raises FetchError."""
     for number, (one, received) in enumerate(zip(clients, reported, strict=True)):
         if (received.part, received.parts) != (number, len(clients)):
             raise FetchError(
                 f"{one.donor}, serves part {received.part} of {received.parts} of step {step}, but it is asked for "
-                f"part "
-                f"{number} of {len(clients)}"
+                f"part {number} of {len(clients)}"
             )
     usual, _ = Counter(received.header for received in reported).most_common(1)[0]
     for one, received in zip(clients, reported, strict=True):
         if received.header != usual:
             raise FetchError(
-                f"{one.donor}, tells of another snapshot shard of step {step} than others: "
+                f"{one.donor}, describes another snapshot shard of step {step} than others: "
                 f"{_unlike(received.header, usual)}"
             )
     try:

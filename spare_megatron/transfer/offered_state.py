@@ -1,4 +1,4 @@
-"""A donor's book: which offers it serves, and the buffers that it keeps for their learners. No sockets here."""
+"""Which offers a donor serves, and the buffers that it keeps for their learners. No sockets here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Missing(enum.Enum):
     """Why a buffer is not there."""
 
     LATER = enum.auto()
-    """It may come: it has not been put, or this donor has not been notified of the offer."""
+    """It may come: it has not been put, or this donor has not received the offer yet."""
     GONE = enum.auto()
     """It will not come (again)."""
 

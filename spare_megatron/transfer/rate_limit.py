@@ -1,4 +1,4 @@
-"""Shares a number of bytes a second among all that send."""
+"""Limits the bytes a second that all senders of a rank send together."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What a learner asks of a donor, and the donor's answers, once both have proved who they are.
+"""The frames of a transfer: a learner's requests and a donor's answers, after the handshake.
 
-Pure: bytes in, bytes out. A request is for the header of a snapshot shard, or for the bytes of the donor's part of it
-from an offset on. The answer to the first is the header; to the second, chunk by chunk to the end of the part, each
-chunk's words and then its bytes from the offset on (the checksum is of all of the chunk); to both also that it is not
-there. All words end with a checksum of their own, so that no damaged number is ever acted on.
+Pure: bytes in, bytes out. A request asks for the header of a snapshot shard, or for the bytes of the donor's part from
+an offset on. The donor answers the first with the header. It answers the second with the rest of the part, chunk by
+chunk: a frame, then the chunk's bytes from the offset on (the checksum in the frame is of the whole chunk). It may also
+answer that the snapshot shard is not there yet, or not any more. Each frame ends with a checksum of its own, so a
+damaged number is never used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A donor's side of the connections over which its buffers leave: one thread for each learner.
+"""A donor's side of transfers: sends its buffers, with one thread for each learner.
 
-A connection serves one offer, that of its call, and only the rank that has proved itself on it. It ends when the
-learner calls again, asks for something damaged, or neither asks nor takes anything for the time-out; the learner then
-calls anew.
+A connection serves the one offer that its call names, to the rank that has proved itself on it. It ends when the
+learner connects again, sends a damaged request, or neither asks nor receives anything for the time-out. The learner
+then connects anew.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""A snapshot shard as bytes: a header, and then the raw bytes of all tensors, one after the other in the order of their
-names.
+"""A snapshot shard as bytes: a header, then the raw bytes of all tensors in the order of their names.
 
 The header is JSON: the name, dtype and shape of each tensor, and the values; equal snapshot shards have equal headers.
-The offsets of the tensors' bytes make one *byte space*, which parts and chunks cut without regard to the tensors. Part
-i of d is a contiguous range of it; a *chunk* is a piece of CHUNK_BYTES of a part, and what one checksum is of.
+The bytes of all tensors form one *byte space*. Part i of d is a contiguous range of it, whatever tensors it cuts. A
+*chunk* is CHUNK_BYTES of a part, and has one checksum.
 
-May assume: tensors are contiguous. Promises: nothing but the bytes of the asked range is copied; a tensor in this
-machine's memory is filled where it lies; nothing that a peer sends is anything but JSON and numbers here.
+May assume: tensors are contiguous. Promises: only the bytes of the requested range are copied; a tensor in host memory
+is filled in place; bytes of a peer are read as JSON and numbers only, and never executed.
 """
 
 from __future__ import annotations

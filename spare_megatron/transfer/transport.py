@@ -1,6 +1,6 @@
-"""The interface between a rank that gives or takes state and what moves the bytes.
+"""The interface through which a rank sends or receives state.
 
-What travels is a *snapshot shard*: the state after a step, or the reduced result of a later step, of one rank position.
+The unit is a *snapshot shard*: the state after a step, or the reduced result of a later step, of one rank position.
 In an offer by d donors, donor i gives part i of d of the bytes of each snapshot shard, and the snapshot shards are
 numbered by their steps: the first is the state, each later one is the result of its step (docs/protocol.md, rule 17).
 """
@@ -79,7 +79,7 @@ class StateTransport(Protocol):
         """What is kept of an offer; nothing where it is not open."""
 
     def drop(self, number: int) -> None:
-        """Free all of an offer; whoever asks for it receives that it is gone."""
+        """Free all of an offer. Later requests for it are answered with GONE."""
 
     def fetch(
         self,
@@ -93,7 +93,7 @@ class StateTransport(Protocol):
         part i from source i. The sources free what they keep of earlier steps. One fetch goes on at a time.
 
         Args:
-            place: is called once, with tensors on the meta device and the values as all donors tell them; returns the
+            place: is called once, with tensors on the meta device and the values of the header; returns the
                 contiguous tensors to fill, of the same names, shapes and dtypes. What it raises ends the fetch.
             over: asked several times a second; true when nobody wants the snapshot shard any more.
 

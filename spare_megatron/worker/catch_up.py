@@ -38,7 +38,7 @@ from spare_megatron.worker.warm_up import warm_up
 
 
 class _Seen(IntEnum):
-    """What a rank has seen when a round is made."""
+    """What a rank knows when a round is made."""
 
     ENDED = 0
     HAS = 1

@@ -124,7 +124,7 @@ def test_shares_by_speed_that_no_view_says(monkeypatch: Patch) -> None:
 
     after_step(monkeypatch, change)
     shape = Shape(pieces=2, faults=1, kinds=frozenset({"speeds"}), formed=True)
-    finds(shape, "the standing assignment changed inside epoch")
+    finds(shape, "the steady-state assignment changed inside epoch")
     monkeypatch.setattr(invariants, "_standing", lambda before, after: None)
     finds(shape, "which are not the|is fenced|diverged")
 

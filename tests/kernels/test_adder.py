@@ -27,7 +27,7 @@ def test_repeated_calls_add_what_single_calls_add(dtype: torch.dtype, single: bo
     for n, gradient in enumerate(_gradients(dtype)):
         other, apart = torch.full((SIZE,), 0.25) if n % 2 else None, n == 3
         adder.add(gradient.view(1, SIZE), exponents, other, apart=apart, first=n == 0)
-        add(gradient, sums[1], exponents, FIRST, bits, reports[1], other, apart=apart)  # type: ignore[operator]
+        add(gradient, sums[1], exponents, FIRST, bits, reports[1], other=other, apart=apart)  # type: ignore[operator]
     assert torch.equal(sums[0], sums[1])
     assert torch.equal(reports[0], reports[1])
     assert sums[0].count_nonzero() > SIZE // 2

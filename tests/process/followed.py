@@ -1,8 +1,8 @@
 """Follows the journal of a real run with the simulator's events, and compares the decisions.
 
-The controller gets the bulk events that the simulator uses (all Hellos as one event, all votes as one event), with the
-losses, returns, offers and failed votes of the journal. Every decision, and the plans after it, must be those of the
-run.
+The protocol machine gets the bulk events that the simulator uses (all Hellos as one event, all votes as one event),
+with the losses, returns, offers and failed votes of the journal. Every decision, and the plans after it, must be those
+of the run.
 """
 
 from __future__ import annotations

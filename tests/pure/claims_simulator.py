@@ -105,16 +105,16 @@ def simulator_table() -> Iterator[Claim]:
 
 
 def _relieved(page: str) -> Iterator[Claim]:
-    """Jobs whose slow groups are relieved by the controller itself."""
+    """Jobs whose slow groups are relieved by the protocol machine itself."""
     jobs = Results("relieved_jobs.json")
     for words, way, stragglers, jitter in (
         ("no relief", "alone", 0, 0.05),
         ("the model, `--balance`", "model", 0, 0.05),
-        ("the controller, `--relief`", "relief", 0, 0.05),
-        ("the controller, three groups twice as slow in all steps", "relief", 3, 0.05),
+        ("the protocol machine, `--relief`", "relief", 0, 0.05),
+        ("the protocol machine, three groups twice as slow in all steps", "relief", 3, 0.05),
         ("no relief, no jitter", "alone", 0, 0.0),
         ("the model, no jitter", "model", 0, 0.0),
-        ("the controller, no jitter", "relief", 0, 0.0),
+        ("the protocol machine, no jitter", "relief", 0, 0.0),
     ):
         row = {"way": way, "stragglers": stragglers, "jitter": jitter}
         figures = tuple(jobs("time_to_train", groups=groups, **row) for groups in (200, 600, 1000))

@@ -1,4 +1,4 @@
-"""Golden scenarios: texts of commands, each followed by what the controller decided.
+"""Golden scenarios: texts of commands, each followed by what the protocol machine decided.
 
 A scenario file has one command per line; the machine's decisions are below it, indented. ``run`` plays the commands and
 returns the file as it should be; ``python -m tests.pure.scenario`` rewrites all files (read the diff before you commit

@@ -51,7 +51,7 @@ def _silent(kind: str, guilty: int, size: int, begins_s: float) -> Network:
 
 
 def _judged(world: RingWorld, evidence: Evidence, epoch: int) -> tuple[Evidence, Culprit | None]:
-    """What the controller makes of the votes, in the order in which they come."""
+    """What the protocol machine makes of the votes, in the order in which they come."""
     found = None
     for member in sorted(world.members, key=lambda member: (member.over_s is None, member.over_s)):
         if member.over_s is not None and found is None:

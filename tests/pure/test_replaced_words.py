@@ -27,6 +27,11 @@ REPLACED = {
     "witness": "check vector, or independent member",
 }
 """Word -> what is written instead. A plural, and a part of a name (``Courier``, ``_courier_of``), count as the word."""
+PHRASES = {
+    "standing assignment": "steady-state assignment",
+    "the controller": "the protocol machine, or the coordinator, which runs it",
+}
+"""What is written instead of several words."""
 ORDINARY = (
     r"[Ss]igns? of life|half-life|birth-death|no_sign_of_life",
     r"[`\x22\x27](?:life|calm|told|births?|mute|witnesses|said)[`\x22\x27]",  # keys of journals and files
@@ -64,6 +69,17 @@ def test_no_replaced_word_comes_back() -> None:
         for path in pages()
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         for word in sorted(words_in(line))
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_replaced_phrase_comes_back() -> None:
+    texts = {path: " ".join(path.read_text(errors="replace").lower().split()) for path in pages()}
+    found = [
+        f"{path.relative_to(ROOT)}: {phrase!r}, write {better!r}"
+        for path, text in texts.items()
+        for phrase, better in PHRASES.items()
+        if phrase in text
     ]
     assert not found, "\n".join(found)
 

@@ -1,7 +1,7 @@
 """Figures of fixed seeds: whoever makes the planner or the simulator faster must not change a decision.
 
-The digest is over every decision's reason and over every standing assignment; a wanted change of a rule changes it, and
-the new values go here with that change.
+The digest is over every decision's reason and over every steady-state assignment; a wanted change of a rule changes it,
+and the new values go here with that change.
 """
 
 from __future__ import annotations

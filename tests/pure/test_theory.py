@@ -1,4 +1,4 @@
-"""Theory against simulated losses of the real placement and against the controller's own plans."""
+"""Theory against simulated losses of the real placement and against the protocol machine's own plans."""
 
 from __future__ import annotations
 

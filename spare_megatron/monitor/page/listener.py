@@ -4,7 +4,7 @@ asyncio's own server loses a connection that it has accepted just before it is c
 second after the process had no free descriptor, and gives a traceback for each connection that it could not accept.
 
 May assume: used on one event loop. Promises: after ``stop`` no connection comes any more, and each that came is known
-to ``Visitors``; a shortage of descriptors is said once, and accepting goes on ACCEPT_AGAIN_S later.
+to ``Visitors``; a shortage of descriptors is reported once, and accepting goes on ACCEPT_AGAIN_S later.
 """
 
 from __future__ import annotations

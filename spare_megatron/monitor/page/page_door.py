@@ -1,4 +1,4 @@
-"""Who may ask the page's server what. Nothing there changes anything, so methods other than GET have no meaning.
+"""Access control of the page's server. It changes nothing, so only GET is accepted.
 
 With a token, every request must carry it. Without one the server listens on the loopback device alone, and a request
 must name a loopback host, or a page from elsewhere that a browser on this machine shows could give its own name the

@@ -139,7 +139,7 @@ def _parts(wall_time: WallTime) -> Iterator[tuple[str, str, str, float]]:
 
 
 def _listed(picture: JobPicture, wall_time: WallTime) -> list[Mapping[str, Any]]:
-    """The last happenings, each with the controller's reason and cost where it has them."""
+    """The last happenings, each with the protocol machine's reason and cost where it has them."""
     costs = iter(sorted(picture.failures(wall_time), key=lambda cost: cost.failure.time_s))
     listed: list[Mapping[str, Any]] = []
     saves = 0  # in a row

@@ -3,7 +3,7 @@
 A connection is a *stranger* until a request of it has been let through (``page_door``). Strangers are few and do not
 stay: beyond STRANGERS_MAX the one that has been there longest is closed for the next where it has had YOUNG_S to ask,
 beyond CROWD_MAX in any case. So who asks at once is answered, however many others hold connections open and ask
-nothing. It is said once.
+nothing. That is reported once.
 
 May assume: used on one event loop. Promises: at most CROWD_MAX + KNOWN_MAX connections are open.
 """

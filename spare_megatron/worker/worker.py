@@ -88,23 +88,8 @@ def train_rank(
     assert place.run_dir is not None, "a rank has a run directory"
     directory = RunDirectory(place.run_dir)
     check_descriptors(OF_A_RANK * place.group_size, f"the leader of a group of {place.group_size} ranks")
-    rows = place.rows[place.position] if place.rows else (place.position,)
-    member, token = Member(place.group, place.incarnation), directory.token()
-    mes = [Identity(member, row, place.job_attempt, token) for row in rows]
-    host = own_address(job.interface, partial(_coordinator_host, job, directory))
-    replicas = [ReplicaCommunicators(me, job.backend, job.device, host=host) for me in mes]
-    # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
-    silence_s, rate = 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s / len(rows)
-    transports = [SocketTransport(me, host, silence_s, rate) for me in mes]
-
+    links = _links(job, directory)
     opening = ShardOpening(opens)
-
-    def adopt(orders: Orders) -> None:
-        members = tuple(Member(*one) for one in orders.view.live)
-        for of_row, at in zip(
-            replicas, orders.right_at.split(",") if orders.right_at else [""] * len(rows), strict=True
-        ):
-            of_row.adopt(Membership(orders.view.epoch, members, at))
 
     session = Session.open(
         place,
@@ -112,20 +97,20 @@ def train_rank(
         job.job,
         last_applied=job.spec.first_step,
         coordinator=job.coordinator,
-        address=",".join(one.address for one in replicas),
-        serving_at=",".join(one.address for one in transports),
-        on_view=(adopt, opening.look, *(() if job.shards is None else (job.shards.look,))),
+        address=",".join(one.address for one in links.replicas),
+        serving_at=",".join(one.address for one in links.transports),
+        on_view=(links.adopt, opening.look, *(() if job.shards is None else (job.shards.look,))),
     )
     if job.shards is not None:
-        job.shards.start(session, replicas[0])
+        job.shards.start(session, links.replicas[0])
     opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
     parts = _parts(job, directory)
     donor = RowDonors(
         engine.rows(),
-        [Donor(row, session, transport, parts) for row, transport in zip(engine.rows(), transports, strict=True)],
+        [Donor(row, session, transport, parts) for row, transport in zip(engine.rows(), links.transports, strict=True)],
     )
-    first, *more = transports
+    first, *more = links.transports
     gone_s = job.job.timeouts.heartbeat_timeout_s
     cold = not job.warm
     catch_up: Learns = (
@@ -137,7 +122,7 @@ def train_rank(
         runner = StepRunner(
             engine,
             session,
-            replicas[0],
+            links.replicas[0],
             injector.fire,
             method=job.method,
             overlap=job.overlap,
@@ -145,7 +130,7 @@ def train_rank(
             look=donor.look,
             parts=parts,
             shards=job.shards,
-            more=replicas[1:],
+            more=links.replicas[1:],
         )
         engine.on_piece = runner.on_piece
         loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
@@ -154,15 +139,47 @@ def train_rank(
     finally:
         if job.shards is not None:
             job.shards.close()
-        for of_row in replicas:
-            of_row.close()
-        for served in transports:
-            served.close()
+        links.close()
         donor.close()
         opening.close()
         session.close()
         parts.close()
     return _exit_code(orders)
+
+
+@dataclass(frozen=True)
+class _Links:
+    """The ways from a rank to those of other groups that keep its rows, by row."""
+
+    replicas: list[ReplicaCommunicators]
+    transports: list[SocketTransport]
+
+    def adopt(self, orders: Orders) -> None:
+        """Sum with the members of a newer epoch from now on."""
+        members = tuple(Member(*one) for one in orders.view.live)
+        right_at = orders.right_at.split(",") if orders.right_at else [""] * len(self.replicas)
+        for one, at in zip(self.replicas, right_at, strict=True):
+            one.adopt(Membership(orders.view.epoch, members, at))
+
+    def close(self) -> None:
+        """End them all."""
+        for replicas in self.replicas:
+            replicas.close()
+        for transport in self.transports:
+            transport.close()
+
+
+def _links(job: RankJob, directory: RunDirectory) -> _Links:
+    place, member = job.place, Member(job.place.group, job.place.incarnation)
+    rows = place.rows[place.position] if place.rows else (place.position,)
+    token, host = directory.token(), own_address(job.interface, partial(_coordinator_host, job, directory))
+    mes = [Identity(member, row, place.job_attempt, token) for row in rows]
+    # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
+    silence_s, rate = 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s / len(rows)
+    return _Links(
+        [ReplicaCommunicators(me, job.backend, job.device, host=host) for me in mes],
+        [SocketTransport(me, host, silence_s, rate) for me in mes],
+    )
 
 
 def _parts(job: RankJob, directory: RunDirectory) -> RankParts:

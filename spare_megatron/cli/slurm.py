@@ -135,6 +135,7 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         run_dir=RunDirectory(Path(run_dir).absolute()),
         command=script_command(args.script, args.module, args.flags),
         group_size=size,
+        pipeline=given.pipeline,
         candidates=args.candidates,
         lease_s=args.lease_s,
         coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),

@@ -127,6 +127,8 @@ def world_hint(environ: Mapping[str, str]) -> WorldHint:
             f"torchrun started {environ.get('WORLD_SIZE')} ranks but SPARE_GROUP is not set; start one torchrun per "
             "group with SPARE_GROUP and SPARE_NUM_GROUPS set, or use spare-launch --num-groups N"
         )
+    if number(environ, "SLURM_PROCID") is not None and number(environ, STAGES) is not None:
+        return WorldHint("slurm", required(environ, "SPARE_NUM_GROUPS", "SPARE_GROUP"), None, None)
     if number(environ, "SLURM_PROCID") is not None and number(environ, "SPARE_GROUP") is not None:
         some = POSITIONS in environ
         size = required(environ, *(("SPARE_GROUP_SIZE", POSITIONS) if some else ("SLURM_NTASKS", "SLURM_PROCID")))

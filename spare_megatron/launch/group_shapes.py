@@ -32,52 +32,30 @@ LEAVE_LOOK_S = 0.1
 Fault = Callable[[GroupStart], Awaitable[HealthFault | None]]
 
 
-class GroupShapes:
-    """The shapes of the groups of one job attempt."""
+class WayHome:
+    """Brings groups of one job attempt home that are in a smaller shape."""
 
     def __init__(
         self,
-        free: Callable[[int], int],
         fault: Fault,
         client: CoordinatorClient,
         run_dir: RunDirectory,
         announce: Callable[[str], None],
         is_left: Callable[[GroupStart], bool],
     ) -> None:
-        """``free`` says how many of a group's devices
-        a shape leaves unused; ``fault`` why the host is not fit for a start; ``is_left`` whether a process of one is
+        """``fault`` says why a start could not be in its home shape now; ``is_left`` whether a process of it is
         there."""
-        self._free, self._fault = free, fault
-        self._client, self._dir, self._announce, self._is_left = client, run_dir, announce, is_left
-        self._next: dict[int, GroupStart] = {}
-        """Group -> the shape for its next start."""
-
-    async def fault(self, start: GroupStart) -> HealthFault | None:
-        """Why a group must not be started again now, in no shape; chooses the shape."""
-        home = replace(start, stages=0, first=0)
-        fault = await self._fault(home)
-        self._next[start.group] = home
-        for stages in self._allowed() if fault is not None else ():
-            for first in (0, self._free(stages)):
-                smaller = replace(start, stages=stages, first=first)
-                if await self._fault(smaller) is None:
-                    self._next[start.group] = smaller
-                    return None
-        return fault
-
-    def chosen(self, start: GroupStart) -> GroupStart:
-        """A start of a group in the shape that was chosen last."""
-        shape = self._next.get(start.group)
-        return start if shape is None else replace(start, stages=shape.stages, first=shape.first)
+        self._fault, self._client, self._dir = fault, client, run_dir
+        self._announce, self._is_left = announce, is_left
 
     async def bring_home(self, start: GroupStart, leaves: Callable[[GroupStart], None]) -> None:
         """While ``start`` is in a smaller shape, wait until its host is fit for the home shape, then have the group
         leave with a commit; ``leaves`` is called before, and whoever starts lost groups again does the rest."""
         self._announce(
-            f"its host is not fit for all of group {start.group}: it is started with "
-            f"{counted(start.stages, 'pipeline stage')} until it is"
+            f"group {start.group} is started with {counted(start.stages, 'pipeline stage')} until all its devices are "
+            "fit"
         )
-        while await self._fault(replace(start, stages=0, first=0)) is not None:
+        while await self._fault(start) is not None:
             await asyncio.sleep(HOME_LOOK_S)
             if not self._is_left(start):
                 return
@@ -85,7 +63,7 @@ class GroupShapes:
             await asyncio.sleep(HOME_LOOK_S)
         if not self._is_left(start) or start.group in self._drained():
             return
-        reason = "its host is fit for its home shape again"
+        reason = "all its devices are fit again"
         leaves(start)
         answer = await self._drain(start.group, reason, undo=False)
         if answer is None or answer.refusal:
@@ -101,14 +79,49 @@ class GroupShapes:
         answer: pb.DrainAnswer | None = await self._client.tell("Drain", request, pb.DrainAnswer)
         return answer
 
-    def _allowed(self) -> Sequence[int]:
-        """The smaller shapes that the job's own ranks have found possible, the largest first."""
-        reported = glance(self._dir.job)
-        job = None if reported is None else decode(reported)
-        return job.smaller_shapes if isinstance(job, JobDescription) else ()
-
     def _members(self) -> set[int]:
         return {int(group) for group in (glance(self._dir.status) or {}).get("live", {})}
 
     def _drained(self) -> set[int]:
         return set((glance(self._dir.status) or {}).get("drained", []))
+
+
+class GroupShapes:
+    """The shapes of the groups of one job attempt on one host."""
+
+    def __init__(
+        self,
+        free: Callable[[int], int],
+        fault: Fault,
+        run_dir: RunDirectory,
+    ) -> None:
+        """``free`` says how many of a group's devices a shape leaves unused; ``fault`` why the host is not fit for a
+        start."""
+        self._free, self._fault, self._dir = free, fault, run_dir
+        self._next: dict[int, GroupStart] = {}
+        """Group -> the shape for its next start."""
+
+    async def fault(self, start: GroupStart) -> HealthFault | None:
+        """Why a group must not be started again now, in no shape; chooses the shape."""
+        home = replace(start, stages=0, first=0)
+        fault = await self._fault(home)
+        self._next[start.group] = home
+        for stages in allowed_shapes(self._dir) if fault is not None else ():
+            for first in (0, self._free(stages)):
+                smaller = replace(start, stages=stages, first=first)
+                if await self._fault(smaller) is None:
+                    self._next[start.group] = smaller
+                    return None
+        return fault
+
+    def chosen(self, start: GroupStart) -> GroupStart:
+        """A start of a group in the shape that was chosen last."""
+        shape = self._next.get(start.group)
+        return start if shape is None else replace(start, stages=shape.stages, first=shape.first)
+
+
+def allowed_shapes(run_dir: RunDirectory) -> Sequence[int]:
+    """The smaller shapes that the job's own ranks have found possible, as numbers of stages, the largest first."""
+    reported = glance(run_dir.job)
+    job = None if reported is None else decode(reported)
+    return job.smaller_shapes if isinstance(job, JobDescription) else ()

@@ -33,7 +33,7 @@ from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
-from spare_megatron.launch.group_shapes import GroupShapes
+from spare_megatron.launch.group_shapes import GroupShapes, WayHome
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_processes
@@ -100,6 +100,10 @@ class LocalAttempt:
         self._shapes = GroupShapes(
             lambda stages: launch.group_size - launch.group_size // launch.pipeline * stages,
             lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
+            self._dir,
+        )
+        self._way_home = WayHome(
+            lambda start: health.fault(book.slot_of(start.group), start.group),
             self._client,
             self._dir,
             announce,
@@ -268,7 +272,7 @@ class LocalAttempt:
         start = self._shapes.chosen(start)
         self._ranks.start(start, self._book.slot_of(start.group))
         if start.stages:
-            self._client.beside(self._shapes.bring_home(start, self._restarter.asked_to_leave))
+            self._client.beside(self._way_home.bring_home(start, self._restarter.asked_to_leave))
         self._publish()
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:

@@ -45,6 +45,8 @@ class NodesLook:
     """Why the group cannot be started now."""
     moves: dict[int, list[Move]] = field(default_factory=dict)
     """How groups, this one or others that waited, have other nodes than before."""
+    fit: Collection[int] = ()
+    """With a fault: the group's nodes that can run it."""
 
 
 def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: CheckNodes) -> NodesLook:
@@ -92,4 +94,5 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
             look.moves[one] = [*look.moves.get(one, ()), *changes]
         if group not in whole:
             look.fault = unfit[away[0]]
+            look.fit = fit.intersection(places.nodes_of(group))
             return look

@@ -74,6 +74,8 @@ class SlurmLaunch:
     tls_dir: str = ""
     on_event: str = ""
     """The operator's command, which the coordinator runs for each event."""
+    pipeline: int = 1
+    """Pipeline stages of a group."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -211,6 +213,7 @@ class SlurmAttempt:
             allocation=launch.allocation,
             run_dir=self._dir,
             group_size=launch.group_size,
+            pipeline=launch.pipeline,
             command=launch.command,
             srun_options=launch.srun_options,
             health_check=launch.health_check,

@@ -18,17 +18,18 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.config.place import LENT_TO, POSITIONS
+from spare_megatron.config.place import LENT_TO, POSITIONS, STAGES
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.attempt_report import LINES_SHOWN, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
+from spare_megatron.launch.group_shapes import WayHome, allowed_shapes
 from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
@@ -54,6 +55,8 @@ class SlurmRanks:
     allocation: Allocation
     run_dir: RunDirectory
     group_size: int
+    pipeline: int
+    """Pipeline stages of a group."""
     command: tuple[str, ...]
     """The command line of one rank."""
     srun_options: tuple[str, ...]
@@ -117,6 +120,13 @@ class SlurmGroups:
             elsewhere=self._elsewhere,
         )
         self._restarter = Restarter(restarted, client, memory, self._news)
+        self._way_home = WayHome(
+            self._away_from_home, client, ranks.run_dir, announce, lambda start: start not in self._handled
+        )
+        self._smaller: dict[int, tuple[int, Sequence[NodePlace]]] = {}
+        """Group that has not all its nodes -> its pipeline stages, and the places that it has on others."""
+        self._asked: set[GroupStart] = set()
+        """Starts that were asked to leave, to come back in their home shape."""
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
         self._steps: dict[GroupStart, Child] = {}
         self._lent: dict[int, LentNode] = {}
@@ -179,7 +189,11 @@ class SlurmGroups:
         """Whether a drained group may go on elsewhere. Where it is a lent node that leaves, the others of its nodes are
         not to rest: its drain is taken back once it has left."""
         mine = self._places.nodes_of(start.group)
-        return self._places.has_room and all(self._lent[node].usable for node in mine if node in self._lent)
+        return (
+            start not in self._asked
+            and self._places.has_room
+            and all(self._lent[node].usable for node in mine if node in self._lent)
+        )
 
     def _ended(self, start: GroupStart, status: int) -> None:
         """The ranks of a restart have ended, those of its step or on a lent node; ``status`` is their highest exit
@@ -189,7 +203,7 @@ class SlurmGroups:
             if sentences:
                 self._restarter.note_error(start, tail(sentences[0], LINES_SHOWN))
         self._restarter.note(start, 0, status)
-        self._lost(start)
+        self._lost(start, failed=start not in self._asked)
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -205,7 +219,48 @@ class SlurmGroups:
         self._tell({group: moves for group, moves in look.moves.items() if look.fault is None or group in others})
         for group in others:
             self._news.wake(group)
-        return look.fault
+        self._smaller.pop(start.group, None)
+        return None if look.fault is not None and self._can_be_smaller(start.group, look.fit) else look.fault
+
+    def _can_be_smaller(self, group: int, fit: Collection[int]) -> bool:
+        """Whether a group can be in a smaller shape on these nodes of its own; it then waits for no others."""
+        ranks = self._ranks
+        there = [place for place in self._places.of(group) if place[0] in fit]
+        for stages in allowed_shapes(ranks.run_dir):
+            needed = ranks.group_size // ranks.pipeline * stages
+            if needed <= len(there):
+                self._places.waits_no_more(group)
+                self._smaller[group] = stages, there[:needed]
+                return True
+        return False
+
+    async def _away_from_home(self, start: GroupStart) -> HealthFault | None:
+        """Why a group that lives in a smaller shape could not have its other nodes now."""
+        used = {node for node, _ in self._smaller[start.group][1]}
+        missed = [node for node in self._places.nodes_of(start.group) if node not in used]
+
+        def fault(over: threading.Event) -> HealthFault | None:
+            nodes = self._nodes()
+            if nodes is None:
+                return HealthFault("node", "Slurm does not name the nodes of the job")
+            gone = {node: nodes.gone(node) for node in missed if node not in nodes.here}
+            here = [node for node in missed if node not in gone]
+            served = in_service([self._names[node] for node in here if node not in self._lent])
+            here = [node for node in here if served.get(self._names[node], True)]
+            for node in set(missed) - gone.keys() - set(here):
+                gone[node] = HealthFault("node", f"{self._names[node]} is out of service")
+            away = {**gone, **self._unfit(start, here, over.is_set)}
+            return None if self._places.could_move(start.group, away, nodes.here) else next(iter(away.values()))
+
+        over = threading.Event()
+        try:
+            return await asyncio.to_thread(fault, over)
+        finally:
+            over.set()
+
+    def _leaves_for_home(self, start: GroupStart) -> None:
+        self._asked.add(start)
+        self._restarter.asked_to_leave(start)
 
     def _tell(self, all_moves: Mapping[int, Sequence[Move]]) -> None:
         for group, moves in all_moves.items():
@@ -276,7 +331,8 @@ class SlurmGroups:
 
     def _begin(self, start: GroupStart) -> None:
         ranks, group = self._ranks, start.group
-        places = list(enumerate(self._places.of(group)))
+        stages, some = self._smaller.get(group, (0, self._places.of(group)))
+        start, places = replace(start, stages=stages), list(enumerate(some))
         own = [(position, place) for position, place in places if place[0] not in self._lent]
         environ = {
             **ranks.environ,
@@ -284,12 +340,15 @@ class SlurmGroups:
             "SPARE_NUM_GROUPS": str(ranks.num_groups),
             "SPARE_INCARNATION": str(start.incarnation),
             "SPARE_RESTARTS": str(start.restarts),
+            **({STAGES: str(stages)} if stages else {}),
         }
         for node in {place[0] for _, place in places} - {place[0] for _, place in own}:
             self._begin_lent(start, node, [(m, place[1]) for m, place in places if place[0] == node], environ)
         self._newest[group] = start
         if own:
-            self._begin_own(start, own, environ)
+            self._begin_own(start, own, environ, len(places))
+        if stages:
+            self._client.beside(self._way_home.bring_home(start, self._leaves_for_home))
 
     def _begin_lent(
         self, start: GroupStart, node: int, ranks: Sequence[tuple[int, int]], environ: Mapping[str, str]
@@ -303,8 +362,10 @@ class SlurmGroups:
         order = start_order(start, self._ranks.command[1:], {**environ, LENT_TO: "slurm"}, seats)
         self._lent[node].start(start, order, lambda status: self._ended(start, status))
 
-    def _begin_own(self, start: GroupStart, own: Sequence[tuple[int, NodePlace]], environ: Mapping[str, str]) -> None:
-        """Start the ranks of a group that are on nodes of the job, as a step."""
+    def _begin_own(
+        self, start: GroupStart, own: Sequence[tuple[int, NodePlace]], environ: Mapping[str, str], size: int
+    ) -> None:
+        """Start those of ``size`` ranks of a group that are on nodes of the job, as a step."""
         ranks, group = self._ranks, start.group
         hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
         hosts.parent.mkdir(parents=True, exist_ok=True)
@@ -315,7 +376,7 @@ class SlurmGroups:
             "SLURM_HOSTFILE": str(hosts),
         }
         log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
-        if len(own) < ranks.group_size:
+        if len(own) < size:
             environ[POSITIONS] = ",".join(str(position) for position, _ in own)
             log = log.replace("rank-%t.", "task-%t.")
         # the file of hosts reports it all, and newer versions take no number of nodes beside it

@@ -120,6 +120,12 @@ class SlurmPlaces:
             self.resting |= moves.keys() & set(rest)
             return moves
 
+    def could_move(self, group: int, away: Collection[int], usable: Collection[int]) -> bool:
+        """Whether :meth:`move` would find places for them all; changes nothing."""
+        with self._lock:
+            after, there = dict(self._places), set(usable) - set(away) - self.resting
+            return all(self._to_spare(after, group, node, there) is not None for node in away)
+
     # ------------------------------------------------------------------------------------------------------- salvage
 
     def waits(self, group: int, unfit: Mapping[int, str]) -> None:

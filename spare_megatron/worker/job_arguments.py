@@ -220,10 +220,10 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
         rows = tuple(rows_of(shape, stages, position) for position in range(place.group_size))
         place = dataclasses.replace(place, stages=stages, rows=rows)
     _check_parked(namespace, place)
-    if namespace.spare_shapes != "none" and place.launcher not in ("spare-launch", "none"):
+    if namespace.spare_shapes != "none" and place.launcher == "torchrun":
         raise ConfigError(
-            f"--spare-shapes {namespace.spare_shapes} is for spare-launch: elsewhere a group comes back on as many "
-            "devices as it had; leave it out"
+            f"--spare-shapes {namespace.spare_shapes} is for spare-launch and spare-slurm: torchrun starts a group "
+            "again with all its ranks; leave it out"
         )
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position

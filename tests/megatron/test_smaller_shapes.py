@@ -51,7 +51,7 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     inject = ("sigkill:group=2,step=3,at=reduce", "slow=6:group=0,position=0,step=4,at=forward,n=0")
     job = train(tmp_path / "run", 3, *flags, "--spare-health-check", check, inject=inject)
     job.wait_for("group 2 with one stage", lambda: is_member(job, 2, 1), timeout_s=240.0)
-    assert "group 2: it is started with 1 pipeline stage" in (job.run_dir / "launch.out").read_text()
+    assert "group 2 is started with 1 pipeline stage" in (job.run_dir / "launch.out").read_text()
     job.wait_for_step(job.metrics[-1]["step"] + 5)
     assert job.metrics[-1]["live_groups"] == 3
     fit.touch()
@@ -74,7 +74,7 @@ def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, la
     inject = ("sigkill:group=0,step=3,at=reduce", "slow=9:group=2,position=0,step=4,at=forward,n=0")
     job = train(tmp_path / "run", 3, *flags, *BACK, *shapes, inject=inject)
     job.wait_for("group 0 in a smaller shape", lambda: is_member(job, 0, 1), timeout_s=240.0)
-    assert f"group 0: it is started with {stages} pipeline stage" in (job.run_dir / "launch.out").read_text()
+    assert f"group 0 is started with {stages} pipeline stage" in (job.run_dir / "launch.out").read_text()
     job.wait_for_step(job.metrics[-1]["step"] + 3)
     job.kill(job.pid(1, 0))
     found = leave_whole(job, 3, (0, 1), (1, 1))

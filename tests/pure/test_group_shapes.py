@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch import group_shapes
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
-from spare_megatron.launch.group_shapes import GroupShapes
+from spare_megatron.launch.group_shapes import GroupShapes, WayHome
 from spare_megatron.protocol.codec import encode
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.test_run_files import STATUS
@@ -34,9 +35,8 @@ class Host:
         self.run_dir.job.write_text(json.dumps(encode(JobDescription(smaller_shapes=shapes))))
         self.names((0, 2))
         client: Any = self
-        self.shapes = GroupShapes(
-            lambda stages: DEVICES - stages, self.fault, client, self.run_dir, self.lines.append, self.here.__contains__
-        )
+        self.shapes = GroupShapes(lambda stages: DEVICES - stages, self.fault, self.run_dir)
+        self.home = WayHome(self.at_home, client, self.run_dir, self.lines.append, self.here.__contains__)
 
     def names(self, live: tuple[int, ...], drained: tuple[int, ...] = ()) -> None:
         """Let status.json name these groups."""
@@ -46,6 +46,9 @@ class Host:
     async def fault(self, start: GroupStart) -> HealthFault | None:
         used = set(range(start.first, start.first + (start.stages or DEVICES)))
         return HealthFault("device", f"{used & self.dead} is dead") if used & self.dead else None
+
+    async def at_home(self, start: GroupStart) -> HealthFault | None:
+        return await self.fault(replace(start, stages=0, first=0))
 
     async def tell(self, method: str, request: pb.DrainRequest, answer: Any) -> pb.DrainAnswer:
         assert (method, list(request.groups)) == ("Drain", [2])
@@ -92,7 +95,7 @@ def test_a_host_that_is_fit_again_gets_the_home_shape(tmp_path: Path) -> None:
 
 def goes_home(host: Host) -> None:
     async def play() -> None:
-        await asyncio.wait_for(host.shapes.bring_home(GroupStart(2, 1, 1, 2), host.asked.append), 5.0)
+        await asyncio.wait_for(host.home.bring_home(GroupStart(2, 1, 1, 2), host.asked.append), 5.0)
 
     asyncio.run(play())
 
@@ -119,7 +122,7 @@ def test_a_group_goes_home_once_its_host_is_fit_and_it_is_a_member(
     assert host.drains == [False, True]
     assert host.asked == [GroupStart(2, 1, 1, 2)]
     assert looks > 4
-    assert host.lines[-1] == "group 2 leaves with a commit, because its host is fit for its home shape again"
+    assert host.lines[-1] == "group 2 leaves with a commit, because all its devices are fit again"
 
 
 def test_a_group_that_nothing_can_do_without_stays(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.injection import VARIABLE
-from tests.process.harness import toy_digests
-from tests.process.returning import check_voted, failure_free_weights
+from tests.process.harness import launch, toy_digests
+from tests.process.returning import check_same, check_voted, failure_free_weights, voted, voted_in
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import OWN, PIECES, QUICK, STEPS, TOY, SlurmJob, lend, live, node_of, submit, until_reported
 
@@ -210,6 +210,34 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
     late = lend(job, tmp_path / "late", 1, 1)
     assert late.until_ended()["ExitCode"] == "2:0"
     assert "nothing is lent" in late.output.read_text()
+
+
+def test_a_group_trains_on_one_of_its_two_nodes_until_another_is_lent(cluster: Cluster, tmp_path: Path) -> None:
+    """Groups of two pipeline stages; group 1 has one after its second node has died. The weights are those of a job of
+    one group that loses nothing."""
+    flags = (*MEGATRON, "--untie-embeddings-and-output-weights", "--spare-reduce", "exact", "--clip-grad", "1.0")
+    several = ("--train-iters", "3000", "--spare-redundancy", "2", "--spare-shapes", "auto")
+    job = submit(cluster, tmp_path, (*OWN, "--no-requeue", "--num-groups", "2", *flags, *several), nodes=4, ranks=1)
+    job.until_step(2, timeout_s=180)
+    cluster.kill_node("n4")
+    job.until("group 1 trains on n3", lambda: live(job) == {"0": 0, "1": 1}, timeout_s=150)
+    assert "group 1 is started with 1 pipeline stage" in job.output.read_text()
+    ranks = job.ranks()
+    assert sorted(ranks) == [0, 1, 2]
+    assert node_of(ranks[2]) == "n3"
+    job.until_step(job.metrics[-1]["step"] + 3)
+    lending = lend(job, tmp_path / "lend", 1, 1, "--nodelist=n5")
+    job.until("group 1 is home", lambda: live(job) == {"0": 0, "1": 2}, timeout_s=150)
+    assert [node_of(job.ranks()[rank]) for rank in (2, 3)] == ["n3", "n5"]
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    lending.until_ended()
+    found = voted_in(job.run_dir.journal)
+    end = ("--train-iters", "3000", "--exit-interval", str(max(found)))
+    alone = launch(tmp_path / "alone", *flags[1:], *end, groups=1, group_size=None, script="pretrain_gpt.py")
+    alone.finish(timeout_s=200.0)
+    check_same(found, voted(alone))
 
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:

@@ -263,6 +263,8 @@ def _train(built: _BuiltJob) -> ExitCode:
     waited = bool(job.place.place_file)
     if waited:
         times.done("data and engine")
+        if job.divides_state:
+            engine.shards.keep((), {})
         warm_update(engine, start.step + 1, 0)
         _lead_ahead(job.place)
         job = _placed(job, args)

@@ -114,8 +114,8 @@ class ShardGather:
         """State of shards that the group is to keep, after the step of :attr:`_done`."""
         self._joins = False
         """Whether the group is no member, or one that has not caught up: it has nothing to put in."""
-        self._takes_part = True
-        """Of a group that joins: whether the training thread has seen that it is a member."""
+        self._takes_part = False
+        """Whether the training thread has seen that the group is a member, and has cut the state."""
         self._unsharded: torch.Tensor | None = None
         """For a group that joins: what is in no shard, as a member packed it."""
         self._turn = threading.Lock()
@@ -179,10 +179,10 @@ class ShardGather:
 
     def settle(self, step: int) -> None:
         """The optimizers have applied ``step``: return when all parameters after it are here, and the group keeps what
-        it is to keep. A group that joins has nothing to wait for. Raises LeaveError where the job is over before."""
+        it is to keep. Raises LeaveError where the job is over before."""
+        if self._shards.kept is None:
+            self._begin()
         with self._changed:
-            if self._joins:
-                return
             self._applied = step
             self._note_save(step)
             self._changed.notify_all()
@@ -193,6 +193,13 @@ class ShardGather:
                     raise LeaveError(self._session.orders)
                 self._wait()
         self._install()
+
+    def _begin(self) -> None:
+        """Keep what the group counts for, of the whole state with which the job begins, and take part in gathers."""
+        view = self._session.orders.view
+        self._shards.keep({one.shard for one in view.state_hosts if one.member == view.receiver and one.counts}, {})
+        with self._changed:
+            self._takes_part = True
 
     def _note_save(self, step: int) -> None:
         """Note whether the commit of ``step`` has ordered a save. All members find the same: it is in the commit, and
@@ -255,9 +262,8 @@ class ShardGather:
             view, received = self._view, self._received
             if view is None or self._done[0] != view.epoch:
                 return  # a newer epoch has begun, whose gather is still to come
-            kept = self._shards.kept
             mine = {host.shard for host in view.state_hosts if host.member == view.receiver}
-            self._shards.keep(mine if kept is None else mine & (kept | received.keys()), received)
+            self._shards.keep(mine & ((self._shards.kept or frozenset()) | received.keys()), received)
             self._received = {}
             self._changed.notify_all()
 
@@ -405,11 +411,6 @@ class GatheringEngine(PassThrough):
     """An engine whose group keeps only some state shards: an update ends with the gather of all parameters."""
 
     gather: ShardGather
-
-    def begin_step(self, step: int) -> None:
-        """Zero the engine's accumulators, once all parameters are there."""
-        self.gather.settle(step - 1)
-        self.engine.begin_step(step)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Have the engine apply the committed update to what its group keeps, and gather the rest."""

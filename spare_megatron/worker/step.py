@@ -194,6 +194,8 @@ class StepRunner:
         self._run = None
         self._reader.begin(step, -1 if joined is None else joined.number)
         times, attempt = StepTimes(), _Attempt()
+        if self.shards is not None:
+            self.shards.settle(step - 1)
         self._weights = [row.weights_digest() for row in self._rows]
         self.engine.begin_step(step)
         share: _Share | None = None

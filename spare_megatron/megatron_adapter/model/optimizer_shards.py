@@ -133,7 +133,8 @@ class OptimizerShards:
     def tensors(self, shards: Iterable[int]) -> Iterator[ShardTensor]:
         """The tensors of some shards that this rank keeps in a fixed order; what an optimizer has not begun is zeros.
         No collective."""
-        give_first_state(self._replica)
+        if self.kept is None:
+            give_first_state(self._replica)
         for shard in shards:
             for held in self._held.get(shard, ()):
                 one = held.span.updated
@@ -249,7 +250,6 @@ class OptimizerShards:
 
     def _cut(self) -> None:
         """Have the norm be that of all gradients once the optimizers have slices only."""
-        give_first_state(self._replica)
         updated = {id(span.updated.main): span.updated.parameter for spans in self._spans for span in spans}
         for part in self._replica.optimizer.chained_optimizers:
             set_norm_gradients(part, lambda main: updated[id(main)].main_grad, self._replica.config.mtp_num_layers or 0)
@@ -260,10 +260,7 @@ class OptimizerShards:
         for span in self._spans[shard]:
             part, model = span.updated.part, _in_model(span)
             main = model if span.updated.in_model else torch.empty(model.numel(), device=model.device)
-            state = {kind: torch.empty(model.numel(), device=model.device) for kind in moments(part)}
-            if counts_steps(part):
-                state["step"] = torch.tensor(0.0)
-            held = _Held(span, model, main, state)
+            held = _Held(span, model, main, _first_state(part, model))
             for one in held.carried:
                 one.copy_(values[at : at + one.numel()])
                 at += one.numel()
@@ -306,14 +303,21 @@ def _in_model(span: _Span) -> torch.Tensor:
 
 
 def _cut_out(span: _Span) -> _Held:
-    """The elements of a span of optimizers that have all, in memory of their own."""
+    """The elements of a span of optimizers that have all, in memory of their own. What was never updated has no state
+    yet, and gets that of its elements alone."""
     one, model = span.updated, _in_model(span)
     main = model if one.in_model else _flat(one.main)[span.start : span.stop].clone()
     state = {
         kind: values.clone() if kind == "step" else _flat(values)[span.start : span.stop].clone()
-        for kind, values in one.part.optimizer.state[one.main].items()
+        for kind, values in one.part.optimizer.state.get(one.main, {}).items()
     }
-    return _Held(span, model, main, state)
+    return _Held(span, model, main, state or _first_state(one.part, model))
+
+
+def _first_state(part: Any, model: torch.Tensor) -> dict[str, torch.Tensor]:
+    """That of elements which were never updated."""
+    state = {kind: torch.zeros(model.numel(), device=model.device) for kind in moments(part)}
+    return {**state, "step": torch.tensor(0.0)} if counts_steps(part) else state
 
 
 def _emptied(span: _Span) -> _Span:

@@ -94,6 +94,12 @@ def challenge() -> bytes:
     return secrets.token_bytes(CHALLENGE_BYTES)
 
 
+def call_from(me: Identity, kind: bytes, callee: Member, number: int, epoch: int = 0) -> Call:
+    """A new call of this rank."""
+    members = {"caller": me.member, "callee": callee}
+    return Call(kind, me.job_attempt, epoch, number, me.position, **members, challenge=challenge())
+
+
 def pack_call(call: Call) -> bytes:
     """A call as it is sent."""
     members = (call.caller.group, call.caller.incarnation, call.callee.group, call.callee.incarnation)
@@ -107,7 +113,8 @@ def read_call(words: bytes) -> Call | None:
     known, kind, version, job_attempt, epoch, number, position, *members = _CALL.unpack(words)
     if version != _VERSION or kind not in (DATA, CONTROL, STATE, STORE):
         return None
-    return Call(kind, job_attempt, epoch, number, position, Member(*members[:2]), Member(*members[2:]), known)
+    caller, callee = Member(*members[:2]), Member(*members[2:])
+    return Call(kind, job_attempt, epoch, number, position, caller=caller, callee=callee, challenge=known)
 
 
 def is_for(call: Call, me: Identity) -> bool:

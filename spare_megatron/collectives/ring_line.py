@@ -16,7 +16,7 @@ from spare_megatron.collectives.handshake import (
     Caller,
     Identity,
     Member,
-    challenge,
+    call_from,
     is_for,
 )
 from spare_megatron.collectives.link_monitor import LEFT, RIGHT, LinkBeat
@@ -77,9 +77,7 @@ class Line:
     def call(self, place: tuple[str, int], kind: bytes, epoch: int, number: int, callee: Member) -> None:
         """Connect and begin the handshake. Raises OSError where the connection is refused at once."""
         self.side, self.kind, self.epoch, self.number, self.peer = RIGHT, kind, epoch, number, callee
-        me = self._me
-        call = Call(kind, me.job_attempt, epoch, number, me.position, me.member, callee, challenge())
-        self.handshake = Caller(call, me.key)
+        self.handshake = Caller(call_from(self._me, kind, callee, number, epoch), self._me.key)
         self.calling = True
         tune(self.sock)
         with contextlib.suppress(BlockingIOError):

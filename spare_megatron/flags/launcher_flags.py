@@ -86,17 +86,17 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
         setattr(namespace, name, value)
     check_operation(namespace)
     return LauncherFlags(
-        group_size(namespace),
-        namespace.spare_run_dir,
-        tuple(directory for directory in (namespace.save, namespace.load) if directory),
-        namespace.spare_max_group_restarts,
-        namespace.spare_on_event or "",
-        namespace.spare_health_check or "",
-        namespace.save or "",
-        namespace.spare_group_restart_pause_s,
-        namespace.spare_standby_groups,
-        namespace.spare_preload or "",
-        namespace.pipeline_model_parallel_size,
+        group_size=group_size(namespace),
+        run_dir=namespace.spare_run_dir,
+        checkpoint_dirs=tuple(directory for directory in (namespace.save, namespace.load) if directory),
+        max_group_restarts=namespace.spare_max_group_restarts,
+        on_event=namespace.spare_on_event or "",
+        health_check=namespace.spare_health_check or "",
+        save_dir=namespace.save or "",
+        group_restart_pause_s=namespace.spare_group_restart_pause_s,
+        standby_groups=namespace.spare_standby_groups,
+        preload=namespace.spare_preload or "",
+        pipeline=namespace.pipeline_model_parallel_size,
     )
 
 

@@ -98,7 +98,7 @@ def specs_of(section: str, cls: type) -> list[FlagSpec]:
             word = "off" if field.default else "on"
         dest = prefix + field.name
         default = list(field.default) if isinstance(field.default, tuple) else field.default
-        specs.append(FlagSpec(meta.names or (flag_name(dest),), dest, word, default, section, choices, nargs))
+        specs.append(FlagSpec(meta.names or (flag_name(dest),), dest, word, default, section, choices, nargs=nargs))
     return specs
 
 
@@ -141,7 +141,13 @@ def core_specs(taken: set[str]) -> list[FlagSpec]:
         choices += MORE_CHOICES.get(row["field"], ())
         specs.append(
             FlagSpec(
-                tuple(known["names"]), row["field"], kind, known["default"], row["class"], choices, row.get("nargs", "")
+                tuple(known["names"]),
+                row["field"],
+                kind,
+                known["default"],
+                row["class"],
+                choices,
+                nargs=row.get("nargs", ""),
             )
         )
     return specs

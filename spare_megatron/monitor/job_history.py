@@ -242,7 +242,18 @@ class JobHistory:
             masked = job_attempt.outcome in ("", "finished", "left")
             step = job_attempt.step_in_flight
             lost = tuple(sorted(gone))
-            self.failures.append(Failure(now_s, job_attempt.number, step, lost, causes, masked, record.reason, adopted))
+            self.failures.append(
+                Failure(
+                    time_s=now_s,
+                    job_attempt=job_attempt.number,
+                    step=step,
+                    groups=lost,
+                    causes=causes,
+                    masked=masked,
+                    reason=record.reason,
+                    adopted=adopted,
+                )
+            )
             self._lost_s |= dict.fromkeys(gone, now_s)
         elif changed and not commits and not isinstance(event, GaveBack | DrainRequested | Hosts):
             job_attempt.repeated.add(job_attempt.step_in_flight)

@@ -187,8 +187,8 @@ class TraceBook:
             votes,
             line,
             job_attempt.spec.num_groups,
-            self._lead_s,
-            commit.step == job_attempt.spec.first_step + 1,
+            usual_lead_s=self._lead_s,
+            is_first=commit.step == job_attempt.spec.first_step + 1,
         )
         self._lead_s = step.lead_s
         details: dict[str, Detail] = {"epoch": commit.epoch, "groups": len(commit.groups)}

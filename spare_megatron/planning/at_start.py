@@ -140,7 +140,16 @@ def without_progress(measured: Measured, why: str) -> Choice:
     steps, words = _interval(measured, max(1, ceil(9 * measured.save_s / step_s)))
     best = "saves take a tenth of the time" if measured.save_interval_steps is None else words
     reason = f"{why}; {best}"
-    kept = Choice(measured.redundancy or 1, steps, steps * step_s, None, _mtbf_s(measured)[0], None, 0.0, reason)
+    kept = Choice(
+        redundancy=measured.redundancy or 1,
+        save_interval_steps=steps,
+        save_interval_s=steps * step_s,
+        restart_after_failures=None,
+        mtbf_s=_mtbf_s(measured)[0],
+        time_to_train_ratio=None,
+        endurable_failures=0.0,
+        reason=reason,
+    )
     return _with_the_next(measured, kept)
 
 
@@ -254,4 +263,13 @@ def _unmasked(measured: Measured, mtbf_s: float, source: str) -> Choice:
             "use more groups and --spare-redundancy 2 or more"
         )
     reason = f"one host per shard: every loss, one every {mtbf_s:.0f} s ({source}), is a restart; {words}"
-    return Choice(1, steps, steps * step_s, None, mtbf_s, 1 / available, 0.0, reason)
+    return Choice(
+        redundancy=1,
+        save_interval_steps=steps,
+        save_interval_s=steps * step_s,
+        restart_after_failures=None,
+        mtbf_s=mtbf_s,
+        time_to_train_ratio=1 / available,
+        endurable_failures=0.0,
+        reason=reason,
+    )

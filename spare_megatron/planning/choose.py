@@ -8,7 +8,7 @@ the candidates within ``TIE`` of the best, the one with the smallest r is chosen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import inf
 
@@ -172,7 +172,15 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
         until = float((loads.after[:states] * weights).sum() / weights.sum())
     staged = redundancy * cluster.data_gib / num_groups if cluster.data == "staged" else 0.0
     return Candidate(
-        redundancy, cluster.granularity, lifetimes.mean, loads.mean, until, staged, stage_s, found, lifetimes.method
+        redundancy=redundancy,
+        granularity=cluster.granularity,
+        endurable_failures=lifetimes.mean,
+        mean_work=loads.mean,
+        mean_work_until_restart=until,
+        stage_gib_per_group=staged,
+        stage_s=stage_s,
+        outcome=found,
+        method=lifetimes.method,
     )
 
 
@@ -227,22 +235,9 @@ def _offsets(num_groups: int, redundancy: int) -> tuple[int, ...]:
 
 
 def _costs(cluster: ClusterFigures, stage_s: float) -> ratio.Costs:
-    return ratio.Costs(
-        mtbf_s=cluster.mtbf_s,
-        restart_s=cluster.restart_s + stage_s,
-        save_s=cluster.save_s,
-        compute_s=cluster.compute_s,
-        reduce_s=cluster.reduce_s,
-        rebuild_s=cluster.rebuild_s,
-        weibull_shape=cluster.weibull_shape,
-        rejoin_s=None if cluster.rejoin_s is None else cluster.rejoin_s + stage_s,
-        transfer_s=cluster.transfer_s,
-        result_s=cluster.result_s,
-        standby_groups=cluster.standby_groups,
-        save_interval_s=cluster.save_interval_s,
-        jitter=cluster.jitter,
-        steps=cluster.steps,
-    )
+    same = {field.name: getattr(cluster, field.name) for field in fields(ratio.Costs)}
+    rejoin_s = None if cluster.rejoin_s is None else cluster.rejoin_s + stage_s
+    return ratio.Costs(**(same | {"restart_s": cluster.restart_s + stage_s, "rejoin_s": rejoin_s}))
 
 
 def ratio_of(each: Candidate) -> float:

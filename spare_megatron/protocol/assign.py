@@ -336,7 +336,18 @@ def _frozen(
         if array is not None:
             array.flags.writeable = False
     live = tuple(np.flatnonzero(alive).tolist())
-    made = Assignment(owner, int(loads.max()), moves, reason, live, granularity, units, slots, loads, slowness)
+    made = Assignment(
+        owner=owner,
+        load_max=int(loads.max()),
+        moves=moves,
+        reason=reason,
+        live=live,
+        granularity=granularity,
+        units=units,
+        slots=slots,
+        loads=loads,
+        slowness=slowness,
+    )
     vars(made)["alive"] = alive  # a cached property, which is known here
     return made
 

@@ -43,7 +43,7 @@ class Orders:
 
 def first_orders(group: int, incarnation: int) -> Orders:
     """The orders of a rank before its first view: epoch 0, which has no members."""
-    return Orders(View(group, incarnation, 0, 0, (), (0, 0), 0, (), ()))
+    return Orders(View(group, incarnation, 0, fencing=0, live=(), committed=(0, 0), step=0, segments=(), standing=()))
 
 
 class Change(Enum):

@@ -257,7 +257,8 @@ def _commit(state: State, digest: str) -> Transition:
     after = offers.ended(after) if ends else offers.offered(after)
     reported = tuple((group, pieces[0]) for group, pieces in after.audits.items())
     serves = tuple(sorted(after.serves.items()))
-    actions: list[Action] = [SendCommit(voters, step, state.epoch, ends, reported, save, serves), *leaves, *fences]
+    commit = SendCommit(voters, step, state.epoch, ends, reported, save, serves=serves)
+    actions: list[Action] = [commit, *leaves, *fences]
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
     if emergency:
         one_of = "one of " if len(endangered) > 1 else ""

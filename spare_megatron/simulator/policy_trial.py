@@ -161,7 +161,14 @@ class PolicyTrial:
         available = 1.0 - self.tally.down_s / self.now_s if self.now_s else 1.0
         away = self.tally.away_s / (self.now_s * self.cluster.num_groups) if self.now_s else 0.0
         return TrialResult(
-            self.now_s, ratio, available, self.tally.work / runs, self.seed, self.tally, self.control.events, away
+            self.now_s,
+            ratio,
+            available,
+            self.tally.work / runs,
+            self.seed,
+            tally=self.tally,
+            events=self.control.events,
+            away=away,
         )
 
     def _open(self, first_step: int) -> None:
@@ -283,4 +290,13 @@ class Returns:
 def job_spec(policy: Policy, num_groups: int, redundancy: int, pieces: int, granularity: str) -> JobSpec:
     """The specification of a job from step 0, with the placement that a real job would have."""
     placement = build_placement(num_groups, redundancy, policy.placement)  # type: ignore[arg-type]
-    return JobSpec(num_groups, pieces, placement.offsets, granularity, 0, policy.steps, 1, "")
+    return JobSpec(
+        num_groups,
+        pieces,
+        placement.offsets,
+        granularity,
+        first_step=0,
+        last_step=policy.steps,
+        min_groups=1,
+        fingerprint="",
+    )

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from spare_megatron.collectives.handshake import STATE, Call, Identity, StrangerError, call_in, challenge
+from spare_megatron.collectives.handshake import STATE, Identity, StrangerError, call_from, call_in
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import request_frames as words
@@ -181,9 +181,7 @@ class StateFetchClient:
         with self._waiting(call_s):
             sock.connect((host, port))
         sock.settimeout(TICK_S)
-        me, callee = self._me, self.source.member
-        call = Call(STATE, me.job_attempt, 0, self._number, me.position, me.member, callee, challenge())
-        call_in(call, me.key, sock.sendall, self._read)
+        call_in(call_from(self._me, STATE, self.source.member, self._number), self._me.key, sock.sendall, self._read)
         self._trouble = "it does not answer"
 
     def _pause(self) -> None:

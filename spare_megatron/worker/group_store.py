@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from spare_megatron.collectives.handshake import STORE, Call, Identity, StrangerError, call_in, challenge
+from spare_megatron.collectives.handshake import STORE, Identity, StrangerError, call_from, call_in
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.runtime.socket_reads import read_exactly
@@ -63,8 +63,7 @@ class StoreClient:
             self._sock.settimeout(min(timeout_s, SLACK_S))
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._sock.connect((host, port))
-            call = Call(STORE, me.job_attempt, 0, number, me.position, me.member, me.member, challenge())
-            call_in(call, me.key, self._sock.sendall, self._read)
+            call_in(call_from(me, STORE, me.member, number), me.key, self._sock.sendall, self._read)
         except (OSError, StrangerError) as error:
             self._sock.close()
             raise StoreGoneError(f"no store of this group answers at {address}: {error}") from None

@@ -176,7 +176,7 @@ def _check(job: JobArguments, args: Namespace) -> _CheckedJob:
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
-    return _CheckedJob(job, args, settings, placement, files, injector, times)
+    return _CheckedJob(job, args, settings, placement, files, injector, times=times)
 
 
 def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:

@@ -175,7 +175,7 @@ class GroupSaver:
         share = self.take(trained, partial, not waits)
         now_s = time.monotonic()
         flight = self._flight = _Flight(
-            self._number, step, trained, partial, share, ask, now_s - started_s, now_s, waits
+            self._number, step, trained, partial, share, ask, stall_s=now_s - started_s, started_s=now_s, waits=waits
         )
         threading.Thread(target=self._fly, args=(flight,), name="checkpoint", daemon=True).start()
         if final:

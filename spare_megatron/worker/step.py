@@ -423,7 +423,9 @@ class StepRunner:
         assert attempt.epoch == epoch, f"step {step} was committed in epoch {epoch}, reduced here in {attempt.epoch}"
         self.parts.note("vote", attempt.ended_s, self.clock())
         self.inject("apply", step, 0)
-        return Committed(step, epoch, outcome.tensors, outcome.scalars, times, attempt.live, view.leave, view.save)
+        return Committed(
+            step, epoch, outcome.tensors, outcome.scalars, times, live=attempt.live, leave=view.leave, save=view.save
+        )
 
 
 def _of_all_rows(outcomes: Sequence[ReduceOutcome]) -> ReduceOutcome:

@@ -114,9 +114,11 @@ def train_rank(
     gone_s = job.job.timeouts.heartbeat_timeout_s
     cold = not job.warm
     catch_up: Learns = (
-        CatchUp(engine, session, first, gather, job.device, gone_s, injector.fire, cold, parts, more)
+        CatchUp(
+            engine, session, first, gather, job.device, gone_s, inject=injector.fire, cold=cold, parts=parts, more=more
+        )
         if job.shards is None
-        else ShardJoining(engine, session, job.shards, gather, injector.fire, cold, parts)
+        else ShardJoining(engine, session, job.shards, gather, injector.fire, cold, parts=parts)
     )
     try:
         runner = StepRunner(
@@ -133,7 +135,7 @@ def train_rank(
             more=links.replicas[1:],
         )
         engine.on_piece = runner.on_piece
-        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up, parts)
+        loop = TrainingLoop(engine, runner, session, saver, job.spec.first_step, donor, catch_up=catch_up, parts=parts)
         with exit_reported(directory, place), stop_on_signals(place, session):
             orders = loop.run()
     finally:

@@ -49,5 +49,23 @@ def test_no_call_has_a_row_of_arguments_without_names() -> None:
     assert files == FOREIGN.keys(), "an exception that is none any more"
 
 
+def test_no_dataclass_is_made_of_a_row_of_values_without_names() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "spare_megatron").rglob("*.py")}
+    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
+    classes = {
+        node.name
+        for _, node in nodes
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list)
+    }
+    found = [
+        f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
+        for path, node in nodes
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in classes
+        if len(node.args) > POSITIONAL_MAX
+    ]
+    assert {"Assignment", "View"} <= classes
+    assert found == []
+
+
 def test_each_event_has_one_rule() -> None:
     assert set(machine._RULES) == set(get_args(messages.Event)) - {messages.Opened}

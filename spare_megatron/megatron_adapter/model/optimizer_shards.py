@@ -351,7 +351,8 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
                 continue
             cuts = main.is_contiguous() and not is_emerging(part)
             at, in_model = places[id(main)], main.untyped_storage().data_ptr() in model
-            found[parameter] = _Updated(names[parameter], at, part, parameter, main, in_model, is_slice, cuts)
+            place = names[parameter]
+            found[parameter] = _Updated(place, at, part, parameter, main, in_model, is_slice=is_slice, cuts=cuts)
     return found
 
 

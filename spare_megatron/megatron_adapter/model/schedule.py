@@ -141,10 +141,10 @@ class PieceRun:
 
     def _run_program(self, iterators: Sequence[Any], seq_length: int) -> None:
         chunks, config = self.replica.chunks, self.replica.config
+        size = self.world.shape.micro_batch_size
         runner = ProgramRunner(
-            chunks, config, self._forward_step, iterators, seq_length, self.world.shape.micro_batch_size,
-            self.forward_only,
-        )  # fmt: skip
+            chunks, config, self._forward_step, iterators, seq_length, size, forward_only=self.forward_only
+        )
         program, begun = program_of(len(chunks), self.forward_only), 0
         while not self._complete:
             while len(self._order) < begun + program.block and self._take():

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -99,10 +100,13 @@ def compile_and_link(
 ) -> None:
     """Link ``target`` from one object for each of ``sources``: name without its ending -> its own flags."""
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    made = []
-    for name, flags in sources.items():
-        made.append(str(objects / f"{name}.o"))
-        run([*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", made[-1]])
+    made = [str(objects / f"{name}.o") for name in sources]
+    commands = [
+        [*compiler, *FLAGS, *flags, "-c", str(SOURCES / f"{name}.cpp"), "-o", to]
+        for (name, flags), to in zip(sources.items(), made, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(run, commands))
     run([*compiler, "-shared", *link, *made, "-o", str(target)])
 
 

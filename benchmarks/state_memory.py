@@ -6,7 +6,7 @@ For each number of groups N two jobs of real processes train some steps (``_meas
 --spare-state-redundancy R and one whose groups keep all state; each group is one rank. ``optimizer_mb`` is the largest
 rank's optimizer tensors, ``formula_mb`` 12 R / N bytes a parameter, ``forecast_mb`` the item of --spare-check.
 ``resident_mb`` is the mean resident memory at the end, ``whole_mb`` that of the groups that keep all, and
-``most_resident_mb`` the greatest of a rank's life. MB are 10^6 bytes.
+``most_resident_mb`` the greatest that a rank had. MB are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ SEQ_LENGTH = 32
 
 def flags_of(groups: int, layers: int, hidden: int, copies: int) -> list[str]:
     """Of a job of three steps."""
-    model = f"--num-layers {layers} --hidden-size {hidden} --num-attention-heads 8 --seq-length {SEQ_LENGTH}"
+    model = f"--num-layers {layers} --hidden-size {hidden} --num-attention-heads 8 --seq-length {SEQ_LENGTH} "
+    model += f"--max-position-embeddings {SEQ_LENGTH}"
     data = f"--mock-data --tokenizer-type NullTokenizer --vocab-size {VOCABULARY} --split 100,0,0 --eval-iters 0"
     training = f"--micro-batch-size 1 --global-batch-size {groups} --lr 1e-4 --train-iters 3 --bf16 --num-workers 0"
-    ours = f"--max-position-embeddings {SEQ_LENGTH} --spare-redundancy 2 --spare-max-group-restarts 0 --spare-state-redundancy {copies}"
+    ours = f"--spare-redundancy 2 --spare-max-group-restarts 0 --spare-state-redundancy {copies}"
     return f"{model} {data} {training} {ours}".split()
 
 

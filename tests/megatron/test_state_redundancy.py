@@ -200,6 +200,15 @@ def test_a_flipped_bit_is_found_before_the_next_commit(
     job.finish(job.process.returncode)
 
 
+def test_a_flipped_bit_in_what_was_converted_is_found_and_reduced_again(tmp_path: Path, undisturbed: Job) -> None:
+    job = start(tmp_path, *DIVIDED, inject=("bitflip:group=1,position=0,step=4,at=reduce",))
+    lines = job.finish(timeout_s=200)
+    assert [line["live_groups"] for line in lines] == [GROUPS] * STEPS
+    shown = (job.run_dir / "launch.out").read_text()
+    assert re.search(r"group 1 failed step 4 in epoch 1: .*reduced result", shown), shown[-3000:]
+    check_bits(job, undisturbed)
+
+
 def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int]:
     """Bytes of optimizer tensors of a group that keeps some of four shards, by what the optimizers hold, and elements
     of all its parameters."""

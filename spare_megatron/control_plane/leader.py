@@ -445,7 +445,7 @@ class Leader:
         return [*greeting, *map(GROUP_REPORTS.message, again), *self._asked]
 
     async def _take(self, order: pb.Order) -> None:
-        """Learn one order of the coordinator, and pass it on: a rank that connects from now on is notified of it."""
+        """Take one order of the coordinator and pass it on; a rank that connects later receives it too."""
         kind = order.WhichOneof("kind")
         change = self._agent.take(order)
         if change is Change.END:

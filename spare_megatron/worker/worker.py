@@ -67,7 +67,7 @@ class RankJob:
     transfer_rate_bytes_s: float = 0.0
     """The most that this rank gives a second to groups that come back; 0 for no limit."""
     warm: bool = False
-    """Whether this process has computed a piece for nothing already."""
+    """Whether this process has run a warm-up microbatch already."""
     rank_times: bool = False
     """Whether this rank writes when it did the parts of each step."""
     shards: ShardGather | None = None

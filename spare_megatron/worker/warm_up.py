@@ -1,4 +1,4 @@
-"""Computes a piece for nothing, in a process that will take over the state of others."""
+"""Runs a warm-up microbatch in a process that will take over the state of others."""
 
 from __future__ import annotations
 

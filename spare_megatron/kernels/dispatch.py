@@ -21,7 +21,7 @@ class Kernels(Protocol):
 
     def adder(
         self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor
-    ) -> reference.Add:
+    ) -> reference.KernelAdd:
         """The function that adds gradients into these tensors, as the package's ``accumulate`` specifies."""
 
     def checksums(self, values: torch.Tensor, segments: torch.Tensor, sums: torch.Tensor) -> None: ...

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spare_megatron.config import native_code
-from spare_megatron.kernels.reference import Add
+from spare_megatron.kernels.reference import KernelAdd
 
 VERSION = 10
 """SPARE_KERNELS_VERSION of kernels/spare_kernels.h."""
@@ -126,7 +126,7 @@ class Library:
     def call(self, name: str, device: torch.device, *arguments: Any) -> int:
         raise NotImplementedError
 
-    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
+    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> KernelAdd:
         """Its calls fill only what differs from call to call into the arguments: Python takes as long for the rest as a
         small gradient takes to be added."""
         job = _Accumulate(

@@ -39,7 +39,7 @@ def _scale(exponents: torch.Tensor, first_index: int, start: int, stop: int, sig
     return ((sign * exponents[block].long() + 1023) << 52).view(torch.float64)
 
 
-class Add(Protocol):
+class KernelAdd(Protocol):
     """Adds a gradient, or two, into the tensors of an accumulator."""
 
     def __call__(
@@ -52,7 +52,7 @@ class Add(Protocol):
     ) -> None: ...
 
 
-def adder(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
+def adder(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> KernelAdd:
     bound = 2.0**bound_bits
 
     def add(

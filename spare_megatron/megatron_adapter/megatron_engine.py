@@ -35,11 +35,11 @@ from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients,
 from spare_megatron.megatron_adapter.model.exact_rows import ExactRows
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
+from spare_megatron.megatron_adapter.model.home_rows import rows_of_replica
 from spare_megatron.megatron_adapter.model.losses import TOKENS, LossSums, averages, sum_names
 from spare_megatron.megatron_adapter.model.optimizer_shards import OptimizerShards
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.routing_losses import RoutingLosses
-from spare_megatron.megatron_adapter.model.rows import rows_of_replica
 from spare_megatron.megatron_adapter.model.schedule import ForwardStep, MicrobatchSource, PieceRun, routing_counts
 from spare_megatron.megatron_adapter.model.state_snapshot import weights_checksums, weights_digest
 from spare_megatron.megatron_adapter.model.tied_head import tied_head

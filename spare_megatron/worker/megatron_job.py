@@ -39,9 +39,9 @@ from spare_megatron.megatron_adapter.determinism import arithmetic, make_determi
 from spare_megatron.megatron_adapter.json_collectives import agree, gather_json
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
+from spare_megatron.megatron_adapter.model.home_rows import home_names
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import Replica, build_replica
-from spare_megatron.megatron_adapter.model.rows import home_names
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
 from spare_megatron.megatron_adapter.model.world import EmbeddingRanks, GroupWorld, init_group_world
 from spare_megatron.megatron_adapter.shims import compute_device

@@ -101,11 +101,11 @@ def test_without_an_offer_a_group_that_was_sent_back_has_caught_up_anew() -> Non
     one, caught = reports(), CaughtUp(*ME, NO_OFFER, 22, joined_digests(["a", "b"]))
     assert one.reported(MEMBER) is None
     assert one.receive(0, RankCaughtUp(NO_OFFER, 22, "a")) is None
-    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b")) == caught
+    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b", 1)) == caught
     assert list(one.again()) == [caught]
     assert one.reported(replace(LEARNS, epoch=5, committed=(22, 3), step=23)) == Ready(*ME)
     assert list(one.again()) == [Ready(*ME)]
     assert one.reported(replace(MEMBER, epoch=6)) is None
     assert list(one.again()) == []
-    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b")) is None
+    assert one.receive(1, RankCaughtUp(NO_OFFER, 22, "b", 1)) is None
     assert one.receive(0, RankCaughtUp(NO_OFFER, 22, "a")) == caught

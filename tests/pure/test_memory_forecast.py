@@ -24,6 +24,7 @@ OF_ACTIVATIONS = {
     "moe_router_topk": 8,
     "optimizer_cpu_offload": False,
     "spare_state_redundancy": None,
+    "spare_shapes": "none",
     "optimizer_offload_fraction": 1.0,
 }
 

@@ -49,7 +49,7 @@ class Rank:
     """One rank: its orders, and its training thread as a machine that does one entry at a time."""
 
     def __init__(self, position: int, world: World) -> None:
-        self.position, self.world = position, world
+        self.position, self.rows, self.world = position, (position,), world
         self.orders = first_orders(1, 0)
         self.coming: deque[object] = deque()
         self.tickets_read = 0

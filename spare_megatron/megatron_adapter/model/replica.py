@@ -38,8 +38,8 @@ from spare_megatron.megatron_adapter.core_differences import known_fields, rates
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.config_objects import with_objects
+from spare_megatron.megatron_adapter.model.home_rows import Row
 from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
-from spare_megatron.megatron_adapter.model.rows import Row
 from spare_megatron.megatron_adapter.model.settings import (
     MegatronSettings,
     check_routing,

@@ -15,8 +15,13 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.hybrid_pattern import pattern_of
 from spare_megatron.flags.optimizer_flags import splits
+from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS
 from spare_megatron.planning.return_memory import RankParameters, return_memory
+from spare_megatron.planning.state_copies import seconds_to_wipe_out
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
+
+COPYING_S = 30.0
+"""From the loss of a group until its state shards have all their copies again, assumed: detection and a gather."""
 
 
 def attention_parameters(ns: Namespace) -> float:
@@ -105,7 +110,20 @@ def optimizer_values(ns: Namespace, tensor: int) -> float:
 
 
 def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
-    """What ``--spare-check`` says of returns; nothing where no group can come back."""
+    """What ``--spare-check`` says of returns; nothing where no group can come back. Where groups keep only some state
+    shards, a return takes no memory of others, and the copies of a shard are what counts."""
+    copies, groups = ns.spare_state_redundancy, shape.num_groups
+    if copies is not None and copies < groups:
+        mtbf_s = LLAMA3_MTBF_GPU_HOURS * 3600 / shape.group_size
+        lasts = [
+            f"{number} copies: {seconds_to_wipe_out(groups, number, mtbf_s, COPYING_S) / 86400:.3g} days"
+            for number in range(copies, min(copies + 2, groups))
+        ]
+        yield (
+            f"mean time until the last copy of a part of the optimizer's state is lost, at one loss in "
+            f"{LLAMA3_MTBF_GPU_HOURS:g} GPU hours, each made good in {COPYING_S:g} s: {', '.join(lasts)}"
+        )
+        return
     if not ns.spare_max_group_restarts:
         return
     parts = rank_parameters(ns, shape, vocabulary)

@@ -39,6 +39,7 @@ PLAIN = {
     "sgd_momentum": 0.9,
     "spare_reduce": "exact",
     "spare_max_group_restarts": 3,
+    "spare_state_redundancy": None,
 }
 LLAMA = {
     "hidden_size": 4096,
@@ -162,6 +163,14 @@ def test_the_lines_of_a_check() -> None:
     ]
     assert list(return_lines(flags(LLAMA, spare_max_group_restarts=0), shape(), 32_000)) == []
     assert list(return_lines(flags(LLAMA), shape(groups=1), 32_000)) == []
+
+
+def test_where_groups_keep_some_state_shards_the_time_until_a_last_copy_is_lost_is_stated() -> None:
+    """A loss of one of 4 groups, each after m = 49152 h / 8 GPUs, is followed with the chance 2 w / m by that of one of
+    2 others within w = 30 s."""
+    [line] = return_lines(flags(LLAMA, spare_state_redundancy=2), shape(tensor=8, groups=4), 32_000)
+    days = (49_152 / 8 * 3600) ** 2 / 4 / 2 / 30 / 86400
+    assert f"each made good in 30 s: 2 copies: {days:.3g} days, 3 copies: " in line
 
 
 def test_a_check_has_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -242,7 +242,9 @@ def test_a_group_trains_on_one_of_its_two_nodes_until_another_is_lent(cluster: C
     lending.until_ended()
     found = voted_in(job.run_dir.journal)
     end = ("--train-iters", "3000", "--exit-interval", str(max(found)))
-    alone = launch(tmp_path / "alone", *flags[1:], *end, groups=1, group_size=None, script="pretrain_gpt.py")
+    alone = launch(  # by itself: ranks of the tests' own parent have smaller mock data
+        tmp_path / "alone", *flags[1:], *end, groups=1, group_size=None, script="pretrain_gpt.py", under=("env",)
+    )
     alone.finish(timeout_s=200.0)
     check_same(found, voted(alone))
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.worker.engine import EngineRow
+from spare_megatron.worker.engine import EngineRow, rows_of
 from spare_megatron.worker.engine_decorator import EvaluatesPieces, PassThrough
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class CarryingEngine(PassThrough):
 
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows, each with the owners' states: a rank has them whole, whatever its shape."""
-        inner = self.engine.rows()
+        inner = rows_of(self.engine)
         return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in inner] if len(inner) > 1 else (self,)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ from spare_megatron.transfer.transport import (
     Source,
     StateTransport,
 )
-from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.engine import StepEngine, rows_of
 from spare_megatron.worker.group_rounds import Gather
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.step import Joined
@@ -122,7 +122,7 @@ class CatchUp:
 
     def _follow(self, offer: Offer, donors_at: tuple[str, ...]) -> Joined | None:
         """Follow one offer; None where it ends before the group is a member that holds t*."""
-        donors, rows = [Member(*donor) for donor in offer.donors], self.engine.rows()
+        donors, rows = [Member(*donor) for donor in offer.donors], rows_of(self.engine)
         of_rows = zip(*(at.split(",") for at in donors_at), strict=True)
         sources = [[Source(*one) for one in zip(donors, at, strict=True)] for at in of_rows]
         self._ended, self._rests, began_s = offer.number, None, time.monotonic()

@@ -56,6 +56,15 @@ class EngineRow(Protocol):
         """Take over the row's state after ``step``."""
 
 
+def rows_of(engine: Any) -> Sequence[EngineRow]:
+    """The rows of a rank's engine, ascending: those of its method ``rows``, where it has one, else itself. The tensors
+    of :meth:`StepEngine.local_sum` and the ``reduced`` ones of :meth:`StepEngine.apply` are those of the rows in this
+    order."""
+    rows = getattr(engine, "rows", None)
+    found: Sequence[EngineRow] = (engine,) if rows is None else rows()
+    return found
+
+
 def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: int = 0) -> list[Sequence[torch.Tensor]]:
     """Of each row its tensors among those of all rows: its sums, and so many ``beside`` them."""
     if len(rows) == 1 or not tensors:
@@ -73,10 +82,6 @@ class StepEngine(Protocol):
 
     on_piece: PieceHook | None
     """Called around each piece, for the progress counter and for fault injection."""
-
-    def rows(self) -> Sequence[EngineRow]:
-        """The rows of this rank, ascending; a single one is the engine itself. The tensors of :meth:`local_sum` and the
-        ``reduced`` ones of :meth:`apply` are those of the rows in this order."""
 
     def begin_step(self, step: int) -> None:
         """Zero the accumulators, so that no piece is inside."""

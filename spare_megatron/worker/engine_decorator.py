@@ -12,7 +12,7 @@ import torch
 from spare_megatron.collectives.converting import Conversion
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.protocol.tickets import Tickets
-from spare_megatron.worker.engine import EngineRow, StepEngine
+from spare_megatron.worker.engine import EngineRow, StepEngine, rows_of
 
 BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """``source(step, pieces)``: an iterator over the microbatches of these pieces."""
@@ -43,11 +43,11 @@ class PassThrough:
     @property
     def sums(self) -> int:
         """How many tensors the engine sums, where it is a row itself."""
-        return self.engine.rows()[0].sums
+        return rows_of(self.engine)[0].sums
 
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows; a single one is this engine."""
-        inner = self.engine.rows()
+        inner = rows_of(self.engine)
         return inner if len(inner) > 1 else (self,)
 
     def begin_step(self, step: int) -> None:

@@ -36,7 +36,7 @@ from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import WEIGHTS, ParameterChecksum, ReductionResult
 from spare_megatron.protocol.tickets import Begin, Close, Ticket
 from spare_megatron.protocol.view import View
-from spare_megatron.worker.engine import EngineRow, StepEngine, by_row
+from spare_megatron.worker.engine import EngineRow, StepEngine, by_row, rows_of
 from spare_megatron.worker.group_rounds import Gather, alone, same_orders
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.shard_gather import ShardGather
@@ -177,7 +177,7 @@ class StepRunner:
 
     def __post_init__(self) -> None:
         self._reader = TicketReader(self.session)
-        self._rows = self.engine.rows()
+        self._rows = rows_of(self.engine)
 
     def run(self, step: int, joined: Joined | None = None) -> Committed:
         """Compute ``step`` until it is committed.

@@ -31,7 +31,7 @@ from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.transfer.socket_transport import SocketTransport
 from spare_megatron.worker.catch_up import CatchUp
 from spare_megatron.worker.donor import Donor, RowDonors
-from spare_megatron.worker.engine import StepEngine
+from spare_megatron.worker.engine import StepEngine, rows_of
 from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.group_rounds import gather_in_group
 from spare_megatron.worker.loop import Learns, Saver, TrainingLoop
@@ -107,8 +107,11 @@ def train_rank(
     gather = gather_in_group(place.group_size, job.device)
     parts = _parts(job, directory)
     donor = RowDonors(
-        engine.rows(),
-        [Donor(row, session, transport, parts) for row, transport in zip(engine.rows(), links.transports, strict=True)],
+        rows_of(engine),
+        [
+            Donor(row, session, transport, parts)
+            for row, transport in zip(rows_of(engine), links.transports, strict=True)
+        ],
     )
     first, *more = links.transports
     gone_s = job.job.timeouts.heartbeat_timeout_s

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spare_megatron.kernels import native
-from spare_megatron.kernels.reference import Add
+from spare_megatron.kernels.reference import KernelAdd
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent / "emulated"
@@ -161,7 +161,7 @@ class Emulated(native.Library):
         self.counted = (counts[0].value, counts[1].value, counts[2].value)
         return 0
 
-    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> Add:
+    def adder(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> KernelAdd:
         def add(
             source: torch.Tensor, exponents: int | torch.Tensor, other: torch.Tensor | None = None, *rest: bool
         ) -> None:

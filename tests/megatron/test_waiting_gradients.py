@@ -47,6 +47,7 @@ def replica_of(dtype: torch.dtype) -> Any:
         config=SimpleNamespace(calculate_per_token_loss=False),
         settings=SimpleNamespace(seq_length=16),
         head=None,
+        row=None,
         optimizer=SimpleNamespace(get_loss_scale=lambda: torch.tensor(1.0)),
     )
 
@@ -105,7 +106,7 @@ class Walk:
                         self.count(name, partial, kind, piece)
                     else:
                         partials[name] = partial
-                    self.exact._accumulate(parameter)
+                    self.exact.accumulate(parameter)
                     parameter.grad = None
                     if ends_run:
                         self.compare([name], "as soon as its last gradient has come")

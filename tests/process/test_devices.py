@@ -23,7 +23,7 @@ from tests.process.test_backend_nccl import GOOD
 def job(comm: str, inside: str | None = None) -> Any:
     return SimpleNamespace(
         spare=SimpleNamespace(comm=comm),
-        place=SimpleNamespace(local_rank=3),
+        place=SimpleNamespace(local_rank=3, group_size=2),
         shape=SimpleNamespace(group_size=2),
         training=SimpleNamespace(distributed_backend=inside),
     )

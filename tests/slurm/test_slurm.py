@@ -194,7 +194,7 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
     job.until_step(job.metrics[-1]["step"] + 3)
     cluster.call("scancel", "--batch", "--signal=USR1", lending.id)
     assert lending.until_ended()["ExitCode"] == "0:0", lending.output.read_text() + job.report()
-    assert live(job) == {"0": 0}
+    job.until("group 1 has left", lambda: live(job) == {"0": 0})
     job.until_step(job.metrics[-1]["step"] + 3)
     cluster.call("scancel", "--batch", "--signal=TERM", job.id)
     assert job.until_ended()["ExitCode"] == "4:0", job.report()

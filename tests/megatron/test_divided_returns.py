@@ -88,8 +88,9 @@ def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturb
     job.wait_for("who waits", lambda: waiting_counts(RunDirectory(job.run_dir)) == {"standby": 1}, 100)
     job.kill(*job.pids(1))
     job.finish(timeout_s=200)
-    assert members(job)[3] == 2
-    assert members(job)[-1] == 3, "the standby was too late"
+    counts = members(job)
+    assert 2 in counts, "the group was never gone"
+    assert counts[-1] == 3, "the standby was too late"
     check_bits(job, undisturbed)
 
 

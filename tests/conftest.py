@@ -21,6 +21,9 @@ settings.load_profile("same")
 
 LONGEST = (
     "slurm/test_slurm",
+    "megatron/test_smaller_shapes",
+    "megatron/test_divided_returns",
+    "megatron/test_state_redundancy",
     "process/test_control_plane",
     "megatron/test_exact",
     "process/test_disk",
@@ -31,6 +34,7 @@ LONGEST = (
     "process/test_relief",
     "kernels/test_emulated",
     "process/test_return",
+    "megatron/test_divided_saves",
     "process/test_checkpoints",
     "process/test_overlap",
     "process/test_stop_signals",

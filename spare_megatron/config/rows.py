@@ -51,6 +51,11 @@ def shapes_of(text: str, pipeline: int) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}, reverse=True))
 
 
+def ranks_with(group_size: int, pipeline: int, stages: int) -> int:
+    """The ranks of a group with so many stages, where home has ``group_size`` in ``pipeline`` of them; 0 for home."""
+    return group_size // pipeline * (stages or pipeline)
+
+
 def shape_of(home: JobShape, stages: int) -> JobShape:
     """The degrees of parallelism of a group with so many stages; 0 for home."""
     return replace(home, pipeline=stages or home.pipeline)

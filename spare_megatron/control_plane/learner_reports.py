@@ -47,7 +47,7 @@ class LearnerReports:
         have been made and have ended without a view that tells of it."""
         self._view = view
         if not view.is_member and self._caught_up.reached[0] == NO_OFFER:  # what it had without an offer is gone
-            self._caught_up, self._last = MinOverRanks(self.size, (-1, -1)), None
+            self._caught_up, self._last = MinOverRanks(self.rows, (-1, -1)), None
         served = {offer.number for offer in view.serves}
         self._withdrawn = {number: report for number, report in self._withdrawn.items() if number in served}
         return self._ready_now()

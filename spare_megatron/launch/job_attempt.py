@@ -19,6 +19,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import security_of
 from spare_megatron.launch.attempt_report import (
@@ -98,7 +99,7 @@ class LocalAttempt:
         )
         self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
         self._shapes = GroupShapes(
-            lambda stages: launch.group_size - launch.group_size // launch.pipeline * stages,
+            lambda stages: launch.group_size - ranks_with(launch.group_size, launch.pipeline, stages),
             lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
             self._dir,
         )

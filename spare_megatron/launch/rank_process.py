@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spare_megatron.config.injection import VARIABLE
 from spare_megatron.config.place import PLACE_FILE, STAGES
+from spare_megatron.config.rows import ranks_with
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Fork, Processes
@@ -83,8 +84,7 @@ class RankStarter:
 
     def ranks_of(self, start: GroupStart) -> int:
         """How many ranks a start of a group has."""
-        launch = self._launch
-        return launch.group_size // launch.pipeline * (start.stages or launch.pipeline)
+        return ranks_with(self._launch.group_size, self._launch.pipeline, start.stages)
 
     def standby(self, name: str, slot: int, ended: Callable[[WaitingProcess], None]) -> list[WaitingProcess]:
         """Start the ranks of a standby; ``ended`` is called for each that ends without a place. Raises OSError where

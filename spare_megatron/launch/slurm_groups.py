@@ -24,6 +24,7 @@ from pathlib import Path
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import LENT_TO, POSITIONS, STAGES
+from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.attempt_report import LINES_SHOWN, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient
@@ -227,7 +228,7 @@ class SlurmGroups:
         ranks = self._ranks
         there = [place for place in self._places.of(group) if place[0] in fit]
         for stages in allowed_shapes(ranks.run_dir):
-            needed = ranks.group_size // ranks.pipeline * stages
+            needed = ranks_with(ranks.group_size, ranks.pipeline, stages)
             if needed <= len(there):
                 self._places.waits_no_more(group)
                 self._smaller[group] = stages, there[:needed]
@@ -235,7 +236,7 @@ class SlurmGroups:
         return False
 
     async def _away_from_home(self, start: GroupStart) -> HealthFault | None:
-        """Why a group that lives in a smaller shape could not have its other nodes now."""
+        """Why a group in a smaller shape could not have its other nodes now."""
         used = {node for node, _ in self._smaller[start.group][1]}
         missed = [node for node in self._places.nodes_of(start.group) if node not in used]
 

@@ -64,7 +64,7 @@ class NonFiniteGradientError(RuntimeError):
 class RowState(TransferableState):
     """What groups compare and exchange of a row, or of a rank that has one row."""
 
-    _routing: Sequence[torch.Tensor] = ()
+    _routing: list[torch.Tensor] | tuple[()] = ()
     """Counts of the tokens that routers sent to each expert, where experts are balanced by a bias."""
 
     def rows(self) -> Sequence[RowState]:
@@ -262,7 +262,7 @@ class MegatronEngine(RowState):
             return None
         tensors = self.exact.leaving() if self.exact is not None else [data for data, _ in self._buffers()]
         if self._routing:
-            tensors.append(torch.empty_like(torch.stack(list(self._routing)), dtype=torch.int64).reshape(-1))
+            tensors.append(torch.empty_like(torch.stack(self._routing), dtype=torch.int64).reshape(-1))
         return tensors
 
     def watch(self, outlet: Outlet) -> None:
@@ -280,7 +280,7 @@ class MegatronEngine(RowState):
         self._scalars = self._group_sums(self._sums, self._routing_losses.scalars())
         result = self.exact.tensors() if self.exact is not None else self._plain_sums()
         if self._routing:
-            result.append(torch.stack(list(self._routing)).to(torch.int64).reshape(-1))
+            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
         return result
 
     def _plain_sums(self) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.view import Offer, View
 from spare_megatron.transfer.transport import SnapshotShard, StateTransport
 from spare_megatron.worker.donor_budget import OfferBudget
-from spare_megatron.worker.engine import EngineRow, by_row
+from spare_megatron.worker.engine import EngineRow, results_by_row
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.step import Committed
 
@@ -128,8 +128,12 @@ class Donor:
 class RowDonors:
     """The donors of all rows of a rank."""
 
-    def __init__(self, rows: Sequence[EngineRow], donors: Sequence[Donor]) -> None:
-        self._rows, self._donors = rows, donors
+    def __init__(
+        self, rows: Sequence[EngineRow], session: Session, transports: Sequence[StateTransport], parts: RankParts
+    ) -> None:
+        """``transports``: of each row, in the same order."""
+        self._rows = rows
+        self._donors = [Donor(row, session, one, parts) for row, one in zip(rows, transports, strict=True)]
 
     def look(self, view: View, step: int) -> None:
         """:meth:`Donor.look` of each row."""
@@ -138,7 +142,7 @@ class RowDonors:
 
     def before_apply(self, view: View, committed: Committed) -> None:
         """:meth:`Donor.before_apply` of each row, with its results."""
-        results = by_row(self._rows, committed.tensors, beside=self._rows[0].conversion() is not None)
+        results = results_by_row(self._rows, committed.tensors)
         for donor, tensors in zip(self._donors, results, strict=True):
             donor.before_apply(view, replace(committed, tensors=tensors))
 

@@ -77,6 +77,11 @@ def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: i
     return found
 
 
+def results_by_row(rows: Sequence[EngineRow], results: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
+    """Of each row its results of a reduction, and its check vector where sums are converted."""
+    return by_row(rows, results, beside=rows[0].conversion() is not None)
+
+
 class StepEngine(Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: piece ``j`` of shard ``i``."""
 

@@ -36,7 +36,7 @@ from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import WEIGHTS, ParameterChecksum, ReductionResult
 from spare_megatron.protocol.tickets import Begin, Close, Ticket
 from spare_megatron.protocol.view import View
-from spare_megatron.worker.engine import EngineRow, StepEngine, by_row, rows_of
+from spare_megatron.worker.engine import EngineRow, StepEngine, by_row, results_by_row, rows_of
 from spare_megatron.worker.group_rounds import Gather, alone, same_orders
 from spare_megatron.worker.rank_parts import RankParts
 from spare_megatron.worker.shard_gather import ShardGather
@@ -363,16 +363,15 @@ class StepRunner:
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
         """The outcome, as a failure if the sum is not that of what the groups put in. Where this rank's accumulators
         are damaged, that is why; where all are good, another attempt may succeed."""
-        faults = (row.result_fault(tensors) for row, tensors in zip(self._rows, self._results(outcome), strict=True))
+        faults = (
+            row.result_fault(tensors)
+            for row, tensors in zip(self._rows, results_by_row(self._rows, outcome.tensors), strict=True)
+        )
         fault = next(filter(None, faults), "")
         if not fault:
             return outcome
         own = self.engine.accumulators_fault(suspected=True)
         return replace(outcome, ok=False, error=own or fault, corrupt=bool(own))
-
-    def _results(self, outcome: ReduceOutcome) -> list[Sequence[torch.Tensor]]:
-        """Of each row the results, and the check vector where there is one."""
-        return by_row(self._rows, outcome.tensors, beside=self._rows[0].conversion() is not None)
 
     def _report(self, view: View, outcome: ReduceOutcome, times: StepTimes) -> None:
         """Report the outcome to the leader, which votes for the group: of each row, or, where one failed, once."""
@@ -385,13 +384,13 @@ class StepRunner:
             "pieces_discarded": self._done - len(self._pieces),
             "pieces_joined": times.joined,
         }
-        numbers = self.session.rows if outcome.ok else self.session.rows[:1]
-        for at, number in enumerate(numbers):
-            self.session.reduced(self._result(view, outcome, at), figures, number)
+        results = results_by_row(self._rows, outcome.tensors)
+        for at, number in enumerate(self.session.rows if outcome.ok else self.session.rows[:1]):
+            self.session.reduced(self._result(view, outcome, at, results[at]), figures, number)
 
-    def _result(self, view: View, outcome: ReduceOutcome, at: int) -> ReductionResult:
-        """The outcome of this rank's row number ``at``."""
-        row, number, tensors = self._rows[at], self.session.rows[at], self._results(outcome)[at]
+    def _result(self, view: View, outcome: ReduceOutcome, at: int, tensors: Sequence[torch.Tensor]) -> ReductionResult:
+        """The outcome of this rank's row number ``at``, which has these ``tensors``."""
+        row, number = self._rows[at], self.session.rows[at]
         inside, audited = row.piece_checksums(audited=False), row.piece_checksums(audited=True)
         compared = selected(self.session.spec, self._step, self._pieces)
         return ReductionResult(

@@ -30,7 +30,7 @@ from spare_megatron.runtime.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.transfer.socket_transport import SocketTransport
 from spare_megatron.worker.catch_up import CatchUp
-from spare_megatron.worker.donor import Donor, RowDonors
+from spare_megatron.worker.donor import RowDonors
 from spare_megatron.worker.engine import StepEngine, rows_of
 from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.group_rounds import gather_in_group
@@ -106,13 +106,7 @@ def train_rank(
     opening.begin(session)
     gather = gather_in_group(place.group_size, job.device)
     parts = _parts(job, directory)
-    donor = RowDonors(
-        rows_of(engine),
-        [
-            Donor(row, session, transport, parts)
-            for row, transport in zip(rows_of(engine), links.transports, strict=True)
-        ],
-    )
+    donor = RowDonors(rows_of(engine), session, links.transports, parts)
     first, *more = links.transports
     gone_s = job.job.timeouts.heartbeat_timeout_s
     cold = not job.warm

@@ -13,6 +13,10 @@ A newer epoch neither interrupts computing nor discards anything: accumulators g
 *inside* its group follows from the ticket stream alone, so ranks of a group that learn of an epoch at different moments
 still call the same collectives in the same order (protocol rule 4).
 
+Everything that groups exchange or compare is by *row*, the part of the model that one rank keeps in the job's home
+shape (:mod:`spare_megatron.config.rows`). A rank has one, or several in a smaller shape: it reduces them in ascending
+order and reports the outcome of each.
+
 An overlapped reduction copies what is final. When its epoch ends first, it is dropped and the accumulators are as they
 were; after the patch, if there is one, everything is reduced in the newer epoch.
 """

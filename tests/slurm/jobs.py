@@ -28,6 +28,12 @@ TOY = (
 )
 """All steps take longer than a test waits for anything, so no signal and no death comes when the job is over. Once what
 a test waits for has come, it hurries the rest."""
+MEGATRON = (
+    *("pretrain_gpt.py", "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4"),
+    *("--seq-length", "32", "--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "8"),
+    *("--lr", "1e-3", "--train-iters", "12", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
+    *("--pipeline-model-parallel-size", "2", "--log-interval", "1", "--num-workers", "0", "--eval-iters", "0"),
+)
 QUICK = "quick"
 """Where this file is there, nothing waits any more."""
 ENDED = ("COMPLETED", "COMPLETING", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")

@@ -114,10 +114,10 @@ def test_two_groups_with_different_weights_stop_and_name_the_good_checkpoint(tmp
 @pytest.mark.parametrize(
     ("groups", "flags"),
     [
-        (2, EXPERTS),
+        pytest.param(2, EXPERTS, marks=pytest.mark.full),
         pytest.param(2, INNER, marks=pytest.mark.full),
         pytest.param(2, (*INNER, SPLIT), marks=pytest.mark.full),
-        pytest.param(2, (*EXPERTS_SPLIT, SPLIT), marks=pytest.mark.full),
+        (2, (*EXPERTS_SPLIT, SPLIT)),
     ],
     ids=["MoE EP2 TP2 bf16", "D2 fp16 recompute", "D2 fp16 split optimizer", "MoE EP2 split optimizer"],
 )

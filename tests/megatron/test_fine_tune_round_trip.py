@@ -30,8 +30,8 @@ FLAGS = (
     f"--train-iters {STEPS} --lr 1e-3 --transformer-impl local --seq-length 32 --seed {SEED} --save-interval 1000 "
     "--eval-iters 0 --log-interval 10"
 )
-MORE = ("qwen3-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss-yarn")
-KINDS = ("llama", "qwen3", "mixtral", "gpt2", *(pytest.param(kind, marks=pytest.mark.full) for kind in MORE))
+MORE = ("qwen3", "gpt2", "qwen3-moe", "deepseek-v2", "deepseek-v3", "glm4-moe", "gpt-oss-yarn")
+KINDS = ("llama", "mixtral", *(pytest.param(kind, marks=pytest.mark.full) for kind in MORE))
 
 
 def model_of(kind: str, folder: Path) -> None:

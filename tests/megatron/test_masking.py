@@ -25,6 +25,7 @@ PP2 = ("--pipeline-model-parallel-size", "2")
 TP2_PP2 = (*PP2, "--tensor-model-parallel-size", "2")
 LAYOUTS = {
     "PP2x4": (4, 3, (*PP2, "--global-batch-size", "16")),
+    "PP2x3": (3, 1, (*PP2, "--global-batch-size", "6")),
     "TP2xPP2x3": (
         3,
         1,
@@ -47,7 +48,10 @@ def train(
     return job, job.finish(timeout_s=240)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("PP2x4", marks=pytest.mark.full), "TP2xPP2x3"])
+@pytest.fixture(
+    scope="module",
+    params=["PP2x3", *(pytest.param(layout, marks=pytest.mark.full) for layout in ("PP2x4", "TP2xPP2x3"))],
+)
 def failure_free(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ from benchmarks._soak_verdict import judge
 from benchmarks._soaked_job import Soak
 from tests.process.harness import RESTARTS
 
-SEED, FAULTS_S, GAP_S = 5, 35.0, 3.5
+SEED, FAULTS_S, GAP_S = 5, 25.0, 2.5
 
 
 @pytest.mark.timeout(400)

@@ -95,6 +95,7 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
     assert "nothing is lent" in late.output.read_text()
 
 
+@pytest.mark.full
 def test_a_group_trains_on_one_of_its_two_nodes_until_another_is_lent(cluster: Cluster, tmp_path: Path) -> None:
     """Groups of two pipeline stages; group 1 has one after its second node has died. The weights are those of a job of
     one group that loses nothing."""

@@ -66,6 +66,8 @@ struct SpareRingSum {
   int64_t counted_bytes;   // of those that have come, what traffic has: all but the last one until the frame is whole
   int64_t add_start;  // elements that the caller is to add or to convert before it calls again
   int64_t add_stop;
+  const int64_t* borders;  // of a gather: where each member's share begins, and the end; else null
+  const int64_t* hops;     // and how many members to the right of that member receive it
   int64_t error;      // errno, 0 where the other side has closed; of a frame of another size, its bytes
   int64_t due;        // and the bytes that were due
   int32_t left;       // sockets
@@ -124,8 +126,9 @@ class Run {
   explicit Run(SpareRingSum& job)
       : j_(job),
         chunk_((job.count + job.size - 1) / job.size),
-        segments_((chunk_ + job.segment - 1) / job.segment),
-        total_(2 * (job.size - 1) * segments_) {}
+        adding_(job.borders ? 0 : job.size - 1),
+        segments_((largest() + job.segment - 1) / job.segment),
+        total_((adding_ + job.size - 1) * segments_) {}
 
   int32_t run() {
     if (j_.add_stop > j_.add_start) {
@@ -153,23 +156,43 @@ class Run {
     int64_t start, stop;
   };
 
-  Range range(int64_t number, int64_t step) const {
-    const int64_t place = ((j_.rank - step) % j_.size + j_.size) % j_.size, chunk = place * chunk_;
-    const int64_t start = chunk + number % segments_ * j_.segment;
-    const int64_t stop = start + j_.segment < chunk + chunk_ ? start + j_.segment : chunk + chunk_;
-    return {start < j_.count ? start : j_.count, stop < j_.count ? stop : j_.count};
+  int64_t border(int64_t place) const {
+    if (j_.borders) return j_.borders[place];
+    return place * chunk_ < j_.count ? place * chunk_ : j_.count;
   }
 
-  Range incoming() const { return range(j_.received, j_.received / segments_ + 1); }
-  Range outgoing() const { return range(j_.sent, j_.sent / segments_); }
-  bool adds() const { return j_.received / segments_ < j_.size - 1; }
-  bool completes() const { return j_.received / segments_ == j_.size - 2; }
+  int64_t largest() const {
+    if (!j_.borders) return chunk_;
+    int64_t most = 0;
+    for (int64_t k = 0; k < j_.size; ++k)
+      if (border(k + 1) - border(k) > most) most = border(k + 1) - border(k);
+    return most;
+  }
+
+  // Segment `number` of a stream, of the chunk at `place` of the ring, in `step`.
+  Range range(int64_t number, int64_t place, int64_t step) const {
+    place = (place % j_.size + j_.size) % j_.size;
+    const int64_t end = border(place + 1), first = border(place) + number % segments_ * j_.segment;
+    if (first >= end || (j_.hops && step >= j_.hops[place])) return {end, end};
+    return {first, first + j_.segment < end ? first + j_.segment : end};
+  }
+
+  Range incoming() const {
+    const int64_t step = j_.received / segments_;
+    return range(j_.received, j_.rank - step - 1, step);
+  }
+  Range outgoing() const {
+    const int64_t step = j_.sent / segments_;
+    return range(j_.sent, j_.rank - step, step);
+  }
+  bool adds() const { return j_.received / segments_ < adding_; }
+  bool completes() const { return j_.received / segments_ == adding_ - 1; }
   // Bytes of an element of the segment that comes or goes next.
   int64_t item_in() const { return adds() ? j_.itemsize : j_.result_itemsize; }
-  int64_t item_out() const { return j_.sent / segments_ < j_.size - 1 ? j_.itemsize : j_.result_itemsize; }
+  int64_t item_out() const { return j_.sent / segments_ < adding_ ? j_.itemsize : j_.result_itemsize; }
   const uint8_t* outgoing_memory() const {
     const int64_t step = j_.sent / segments_;
-    return step == 0 ? j_.source : step < j_.size - 1 ? j_.wire : j_.result;
+    return step >= adding_ ? j_.result : step == 0 ? j_.source : j_.wire;
   }
   bool wants() const { return j_.received < total_; }
   bool offers() const { return j_.sent < total_ && j_.sent < j_.received + segments_; }
@@ -378,7 +401,9 @@ class Run {
   }
 
   SpareRingSum& j_;
-  const int64_t chunk_, segments_, total_;
+  const int64_t chunk_;
+  const int64_t adding_;  // steps in which what comes is added
+  const int64_t segments_, total_;
 };
 
 }  // namespace
@@ -386,7 +411,7 @@ class Run {
 extern "C" {
 
 __attribute__((visibility("default"))) int32_t spare_ring_version() {
-  return 1000 * SPARE_KERNELS_VERSION + 2;
+  return 1000 * SPARE_KERNELS_VERSION + 3;
 }
 
 // Goes on with a sum until it is over, an outcome of it is due, or the caller is to add or to convert something.

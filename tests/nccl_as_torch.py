@@ -271,6 +271,11 @@ class SummingProcessGroup(ProcessGroup):
         whole.copy_(torch.cat(self._of_all(mine)))
         return work
 
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:
+        work = self._issue("broadcast", tensors[0])
+        tensors[0].copy_(self._of_all(tensors[0])[options.rootRank])
+        return work
+
     def _of_all(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """What the members have given to the same operation, in the order of their ranks."""
         nccl = self.nccl

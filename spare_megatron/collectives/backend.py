@@ -15,6 +15,7 @@ import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.protocol.messages import Link
 
 
@@ -106,13 +107,14 @@ class Backend(Protocol):
         wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """Begin to sum ``wire`` in place over the members, or to write the sum of what they give as ``source``, which
         is only read, into it. Even after an error nothing touches them once :meth:`halt` returns, and no byte of
         ``source`` leaves after :meth:`cut`.
 
         Where the sum is ``converted``, what it becomes is written into the result there, and ``wire`` is room for the
-        work.
+        work. With ``shares`` nothing is summed: each member gives its share of ``wire``, and the others get it.
 
         With ``wait_for_peers`` it waits for members that still compute. Otherwise all members are known to take part,
         and silence is an error after the time-out.

@@ -48,6 +48,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,7 @@ from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.buckets import ALIGNMENT
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.nccl_start import unprepared
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.protocol.messages import Link
 
 log = logging.getLogger(__name__)
@@ -190,6 +192,7 @@ class NcclBackend:
         wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """Issue the sum of ``wire``, which its writer has settled
         (:meth:`~spare_megatron.collectives.buckets.Buffers.ready_fence`)."""
@@ -197,7 +200,9 @@ class NcclBackend:
         self._go_on()
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             complete, self._issued = torch.cuda.Event(), None
-            if converted is None:
+            if shares is not None:
+                self._gather(wire, shares)
+            elif converted is None:
                 self._all_reduce(wire)
             else:
                 self._convert(wire, converted)
@@ -227,6 +232,15 @@ class NcclBackend:
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]  # torch converts it
         self._order(self._group.allreduce([wire], options))
+
+    def _gather(self, wire: torch.Tensor, shares: Shares) -> None:
+        """One broadcast for each member that gives something. All get it, also those that do not need it."""
+        for rank, (start, stop) in enumerate(pairwise(shares.borders)):
+            if start < stop:
+                options = dist.BroadcastOptions()
+                options.rootRank, options.rootTensor = rank, 0
+                self._order(self._group.broadcast([wire[start:stop]], options))
+                self._go_on()
 
     def _convert(self, wire: torch.Tensor, converted: ConvertedBucket) -> None:
         """Reduce-scatter, in place, convert this member's chunk, and gather. Chunks are multiples of ALIGNMENT, so that

@@ -26,7 +26,7 @@ from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import DesyncError
 from spare_megatron.collectives.link_monitor import LEFT, RIGHT
-from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams
+from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams, Shares
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
@@ -86,12 +86,13 @@ class RingBackend:
         wait_for_peers: bool,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        shares: Shares | None = None,
     ) -> None:
         if self._scratch is None:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
         self._left, self._right = self._links.use(self._epoch)
         self._traffic.wait_for_peers = wait_for_peers
-        given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted)
+        given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted, shares)
         try:
             if self._compiled is None:
                 self._sum(RingStreams(*given))

@@ -149,10 +149,10 @@ class Header:
         self._sent, self._names = digest, names
 
     @classmethod
-    def of(cls, scalars: Mapping[str, float], like: torch.Tensor) -> Header:
-        """A header for ``scalars`` whose digest is of their names, on the device of ``like``."""
+    def of(cls, scalars: Mapping[str, float], device: torch.device, about: object = None) -> Header:
+        """A header for ``scalars`` whose digest is of their names and of the text of ``about``, on ``device``."""
         names = tuple(sorted(scalars))
-        header = cls(_digest(repr(names)), names, like.device)
+        header = cls(_digest(repr((names, about))), names, device)
         header.write(scalars)
         return header
 
@@ -261,11 +261,16 @@ class Buffers:
         """A function that waits until everything written so far is complete, for the thread that sends it; None where
         no wait is needed. CUDA kernels run behind the thread that starts them, and that thread must not wait for
         them."""
-        if not any(wire.is_cuda for wire in (*self._window, *self._wires, *self.results)):
-            return None
-        written = torch.cuda.Event(blocking=True)  # who waits for it sleeps
-        written.record()
-        return written.synchronize
+        return ready_fence((*self._window, *self._wires, *self.results))
+
+
+def ready_fence(written: Iterable[torch.Tensor]) -> Callable[[], None] | None:
+    """:meth:`Buffers.ready_fence` of some tensors."""
+    if not any(one.is_cuda for one in written):
+        return None
+    event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+    event.record()
+    return event.synchronize
 
 
 class BufferPool:

@@ -24,6 +24,7 @@ import torch
 from spare_megatron.collectives.backend import Backend, BackendError
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.handshake import Member
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.protocol.messages import Link
 from spare_megatron.runtime.wakeups import ask_for_short_waits
 
@@ -38,6 +39,7 @@ class _Submitted(NamedTuple):
     ready_fence: Callable[[], None] | None
     source: torch.Tensor | None
     converted: ConvertedBucket | None
+    shares: Shares | None
 
 
 class Communicator:
@@ -129,6 +131,8 @@ class Communicator:
         ready_fence: Callable[[], None] | None = None,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        *,
+        shares: Shares | None = None,
     ) -> int:
         """Queue the sum of ``wire`` over the members, in place, behind everything submitted before.
 
@@ -137,6 +141,7 @@ class Communicator:
             ready_fence: called before the sum; returns when ``wire`` is written.
             source: what this member adds instead of ``wire``; it is only read, until the communicator is cut.
             converted: what the sum is turned into; ``wire`` is then room for the work, and holds no sum afterwards.
+            shares: ``wire`` is gathered, not summed.
 
         Returns:
             The operation's number: it is complete when ``done`` reaches it.
@@ -146,7 +151,7 @@ class Communicator:
             if self._backend is None:
                 self.done += 1
             elif not (self.dead or self._halted):
-                self._queue.append(_Submitted(wire, wait_for_peers, ready_fence, source, converted))
+                self._queue.append(_Submitted(wire, wait_for_peers, ready_fence, source, converted, shares))
                 if self._owner is None:
                     self._start(self._backend)
                 self._changed.notify_all()
@@ -235,7 +240,7 @@ class Communicator:
             if one is not None:
                 if one.ready_fence is not None:
                     one.ready_fence()
-                backend.begin_sum(one.wire, one.wait_for_peers, one.source, one.converted)
+                backend.begin_sum(one.wire, one.wait_for_peers, one.source, one.converted, one.shares)
                 begun += 1
             if backend.end_sum(self._is_queued if begun < backend.in_flight else _never):
                 begun -= 1

@@ -45,7 +45,7 @@ HOLD_ON = 4.0
 ENDED_GRACE_S = 0.1
 """How long after the end of a data connection a close message may still come, for it travels on another connection.
 Less than the time that a failed reduction waits for the view that explains it
-(:data:`spare_megatron.collectives.reduction_attempt.VIEW_GRACE_S`)."""
+(:data:`spare_megatron.collectives.attempt.VIEW_GRACE_S`)."""
 
 
 class Traffic(Structure):

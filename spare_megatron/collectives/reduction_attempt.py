@@ -19,37 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from spare_megatron.collectives.attempt import Attempt, FailedError
 from spare_megatron.collectives.buckets import WINDOW, BucketLayout, BufferPool, Buffers, Header, overlapped_bytes
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
 
-STALE_POLL_S = 0.05
-"""The interval at which ``stale`` is called while nothing else wakes the training thread."""
-VIEW_GRACE_S = 0.2
-"""How long a failed attempt waits for the view that explains the failure. A lost connection is most often the first
-sign of a newer epoch: the member that learns of it first drops the old communicator (protocol rule 5), and the
-coordinator learns of a death as soon as its neighbours do. A failed vote instead costs an epoch and blames somebody."""
-SILENT_GRACE_S = 0.05
-"""How long a failed attempt waits where a link is silent, which no view explains: until all members have informed each
-other what they know of their links."""
 QUIET_GRACE_S = 0.2
 """How long an attempt waits for the buffers of an operation that was given up, which are most often free within
 milliseconds, before it makes a second set."""
 
 
-class StaleError(Exception):
-    """The epoch of this reduction is over."""
-
-    def __init__(self) -> None:
-        super().__init__("broken off when the epoch was over")
-
-
-class FailedError(Exception):
-    """The reduction cannot succeed in this epoch."""
-
-
-class OpenReduction:
+class OpenReduction(Attempt):
     """One attempt, made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
 
     def __init__(
@@ -65,22 +46,18 @@ class OpenReduction:
     ) -> None:
         """
         Args:
-            stale: whether the epoch is over.
-            find: returns the epoch's communicator, None before it is there; raises :class:`StaleError` when it is over.
+            stale, find: see :class:`Attempt`.
             changed: guards the communicators' fields and ``pool``.
         """
-        self.epoch = epoch
-        self._request, self._stale, self._find = request, stale, find
-        self._pool, self._changed = pool, changed
+        super().__init__(epoch, stale, find, changed)
+        self._request, self._pool = request, pool
         self._tensors = request.tensors
         self._bucket_bytes = overlapped_bytes(request.tensors, bucket_bytes) if request.overlapped else bucket_bytes
         self._layout = self._layout_of(request.tensors, request.scalars)
         self._final = (0, 0)
         """(tensor, stop): all tensors before number ``tensor``, and its first ``stop`` elements, are final."""
-        self._communicator: Communicator | None = None
         self._buffers: Buffers | None = None
         self._quiet_until_s = 0.0
-        self._failed_s = 0.0
         self._lead = 0
         """The communicator's number of this attempt's first operation."""
         self._agreed = False
@@ -94,10 +71,6 @@ class OpenReduction:
         self._scalars: Mapping[str, float] | None = None if request.overlapped else request.scalars
         self._tail: Header | None = None
         self._sums: dict[str, float] | None = None
-        self._over = ""
-        """Why the attempt has ended; empty while it goes on. Text and no exception, whose traceback would keep the
-        buffers."""
-        self._is_stale = False
 
     def ready(self, tensor: int, stop: int) -> None:
         """Note that ``tensors[tensor][:stop]`` and all tensors before it are final, and send what can be sent. Never
@@ -130,19 +103,7 @@ class OpenReduction:
             self._tensors, self._final = tensors, (len(tensors), 0)
             self._scalars = scalars
             self._try(self._wait_for_sums)
-        communicator, ok = self._communicator, not self._over
-        failed = not ok and not self._is_stale
-        outcome = ReduceOutcome(
-            ok=ok,
-            stale=self._is_stale,
-            tensors=self._results() if ok else (),
-            scalars=self._sums or {} if ok else {},
-            error=self._over if failed else "",
-            links=communicator.links if failed and communicator else (),
-            formation_s=communicator.formation_s if communicator and not self._is_stale else 0.0,
-            reduce_s=time.monotonic() - started_s,
-            early=self._early,
-        )
+        outcome = self._outcome(self._results(), self._sums or {}, started_s, self._early)
         self._over = self._over or "finished"
         self._buffers, self._tensors, self._sources, self._tally = None, (), [], None
         return outcome
@@ -166,26 +127,18 @@ class OpenReduction:
         return BucketLayout.of(tensors, known, self._request.method, self._bucket_bytes, self._request.conversion)
 
     def _leave(self, error: Exception) -> None:
-        """End the attempt with ``error``, and the epoch's communicator with it: this rank is no longer in step with the
-        other members."""
         if not self._over:
-            self._is_stale = isinstance(error, StaleError)
-            self._over = str(error) or type(error).__name__
             self._buffers = None
-        if self._communicator is not None:
-            self._communicator.spoil(self._over)
+        super()._leave(error)
 
     # --------------------------------------------------------------------------------------------- how it goes on
 
     def _wait_for_sums(self) -> None:
-        while True:
-            before = self._seen()
-            self._advance()
-            if self._has_everything():
-                return
-            with self._changed:
-                if self._seen() == before:
-                    self._changed.wait(STALE_POLL_S)
+        self._wait_until(self._is_done)
+
+    def _is_done(self) -> bool:
+        self._advance()
+        return self._has_everything()
 
     def _has_everything(self) -> bool:
         communicator = self._communicator
@@ -194,21 +147,12 @@ class OpenReduction:
         return self._tally is None or (0 < self._check_vector <= communicator.done)
 
     def _seen(self) -> tuple[object, ...]:
-        """The state that this reduction waits for: when it changes, the reduction may go on."""
         with self._changed:
-            communicator = self._communicator
-            free = self._buffers is not None or self._pool.free(self._layout)
-            if communicator is None:
-                return (None, free)
-            return (communicator.ready, communicator.done, communicator.error, communicator.given_up, free)
+            return (self._buffers is not None or self._pool.free(self._layout), *super()._seen())
 
     def _advance(self) -> None:
-        if self._stale():
-            raise StaleError
-        if self._communicator is None:
-            self._communicator = self._find()
-        communicator = self._communicator
-        if communicator is None or not self._usable(communicator):
+        communicator = self._usable()
+        if communicator is None:
             return
         if self._buffers is None:
             self._buffers = self._begin(communicator)
@@ -223,18 +167,6 @@ class OpenReduction:
                 self._reduce_check_vector(communicator, self._buffers)
             if self._received == before:  # else there is room for others
                 return
-
-    def _usable(self, communicator: Communicator) -> bool:
-        with self._changed:
-            if communicator.given_up:
-                raise StaleError
-            if communicator.error:
-                self._failed_s = self._failed_s or time.monotonic()
-                silent = any(link.silent for link in communicator.links)
-                if time.monotonic() - self._failed_s > (SILENT_GRACE_S if silent else VIEW_GRACE_S):
-                    raise FailedError(communicator.cause)
-                return False
-            return communicator.ready
 
     def _begin(self, communicator: Communicator) -> Buffers | None:
         """Take buffers and send the header; None while the buffers are in use.
@@ -298,7 +230,7 @@ class OpenReduction:
             self._sent += 1
         last = self._sent == len(self._layout.buckets)
         if last and self._request.overlapped and self._scalars is not None and self._tail is None:
-            self._tail = buffers.tail = Header.of(self._scalars, buffers.header.values)
+            self._tail = buffers.tail = Header.of(self._scalars, buffers.header.values.device)
             communicator.submit(self._tail.values, wait_for_peers, buffers.ready_fence())
 
     def _receive(self, communicator: Communicator, buffers: Buffers) -> None:

@@ -29,13 +29,15 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from spare_megatron.collectives.attempt import StaleError
 from spare_megatron.collectives.backend import Backend, Seat
 from spare_megatron.collectives.backend_ring import RingBackend
 from spare_megatron.collectives.buckets import BUCKET_BYTES, NCCL_BUCKET_BYTES, BufferPool
 from spare_megatron.collectives.communicator import Communicator
+from spare_megatron.collectives.gathering import Gathering, OpenGathering
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
-from spare_megatron.collectives.reduction_attempt import OpenReduction, StaleError
+from spare_megatron.collectives.reduction_attempt import OpenReduction
 from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.collectives.ring_native import compiled_ring
 from spare_megatron.config.errors import ConfigError
@@ -122,8 +124,8 @@ class ReplicaCommunicators:
         self._given_up: list[Communicator] = []
         self._suspects: frozenset[int] = frozenset()
         """Groups whose link to this one was silent in the epoch before."""
-        wire_device = self._device if backend == "nccl" else torch.device("cpu")
-        self._pool = BufferPool(wire_device, self._device, staged=backend == "gloo-staged")
+        self._wire_device = self._device if backend == "nccl" else torch.device("cpu")
+        self._pool = BufferPool(self._wire_device, self._device, staged=backend == "gloo-staged")
         _close_at_exit(self)
 
     @property
@@ -212,6 +214,12 @@ class ReplicaCommunicators:
         failure. After an outcome that is not ok, nothing can be reduced in this epoch any more.
         """
         return self._open(epoch, request, stale).finish(request.tensors, request.scalars)
+
+    def gather(self, epoch: int, request: Gathering, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Gather ``request`` from the groups of ``epoch``; as :meth:`reduce` in all else, and not beside it."""
+        return OpenGathering(
+            epoch, request, stale, lambda: self._find(epoch), changed=self._changed, device=self._wire_device
+        ).finish()
 
     def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
         """Begin a reduction of tensors that are not final yet: the caller says which parts are, then calls

@@ -10,11 +10,17 @@ Each chunk is added up once, in one order, so all members get the same bits.
 Where sums are converted, a member does that with its chunk, whose sum is complete in step N-2, and results go round in
 the later steps: fp32 gradients of int64 sums are 12 bytes an element instead of 16 on the way.
 
+A *gather* (:class:`Shares`) is only the second half: chunk k is what member k gives, of any size, and goes round once,
+or only as far as somebody needs it.
+
 Chunks are cut in segments, and a segment goes out as soon as the segment of the step before has come in: both
 directions are busy all the time. The class knows no sockets: its caller moves the bytes.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -23,8 +29,24 @@ from spare_megatron.collectives.converting import ConvertedBucket
 SEGMENT_BYTES = 1 << 20
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What each member gives to a flat tensor that is gathered, one share after the other. By rank, the same on every
+    member."""
+
+    numels: tuple[int, ...]
+    """Elements."""
+    hops: tuple[int, ...]
+    """How many members, one after the other to the right of the one that gives a share, receive it."""
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Where each share begins, and where the last one ends."""
+        return tuple(accumulate(self.numels, initial=0))
+
+
 class RingStreams:
-    """One member's part of one all-reduce, in place or from a tensor that is only read."""
+    """One member's part of one all-reduce, in place or from a tensor that is only read, or of one gather, in place."""
 
     def __init__(
         self,
@@ -34,6 +56,7 @@ class RingStreams:
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        shares: Shares | None = None,
     ) -> None:
         """
         Args:
@@ -41,6 +64,7 @@ class RingStreams:
             scratch: bytes for one segment, the same number on every member; its contents are lost.
             source: what this member adds to the sum, of the shape and dtype of ``wire``; None: what ``wire`` holds.
             converted: what the sum is turned into; ``wire`` then only holds sums that are not complete.
+            shares: ``wire`` is gathered, not summed.
         """
         self._wire = wire
         self._source = wire if source is None else source
@@ -54,10 +78,15 @@ class RingStreams:
         self._scratch = scratch.view(wire.dtype)
         self._scratch_bytes = scratch.numpy().data
         self._segment = self._scratch.numel()
-        self._chunk = -(-wire.numel() // size)
-        self._segments = -(-self._chunk // self._segment)
-        """Number of segments of a chunk; segment q of a stream belongs to step q // segments."""
-        self._total = 2 * (size - 1) * self._segments
+        chunk, self._hops = -(-wire.numel() // size), None if shares is None else shares.hops
+        self._borders = [min(rank * chunk, wire.numel()) for rank in range(size + 1)]
+        if shares is not None:
+            self._borders, chunk = list(shares.borders), max(shares.numels)
+        self._segments = -(-chunk // self._segment)
+        """Number of segments of the largest chunk; segment q of a stream belongs to step q // segments."""
+        self._adding = 0 if shares is not None else size - 1
+        """The number of steps in which what comes is added."""
+        self._total = (self._adding + size - 1) * self._segments
         self._sent = self._received = 0
         """Numbers of segments that are complete."""
         self._sent_bytes = self._received_bytes = 0
@@ -76,8 +105,8 @@ class RingStreams:
         if self._sent == self._total or self._sent >= self._received + self._segments:
             return None
         step = self._sent // self._segments
-        start, stop = self._range(self._sent, step)
-        if step >= self._size - 1:
+        start, stop = self._leaving(self._sent)
+        if step >= self._adding:
             held = self._result_bytes
         else:
             held = self._bytes if step else self._source_bytes
@@ -89,8 +118,8 @@ class RingStreams:
         if self._received == self._total:
             return None
         step = self._received // self._segments
-        start, stop = self._range(self._received, step + 1)
-        if step < self._size - 1:
+        start, stop = self._coming(self._received)
+        if step < self._adding:
             return self._scratch_bytes[: (stop - start) * self._wire.itemsize][self._received_bytes :]
         return self._view(self._result_bytes, start, stop, self._result.itemsize)[self._received_bytes :]
 
@@ -102,7 +131,7 @@ class RingStreams:
     def sent(self, number: int) -> None:
         """Note that the first ``number`` bytes of ``outgoing`` are sent."""
         step = self._sent // self._segments
-        start, stop = self._range(self._sent, step)
+        start, stop = self._leaving(self._sent)
         self._sent_bytes += number
         if self._sent_bytes == (stop - start) * self._itemsize(step):
             self._sent, self._sent_bytes = self._sent + 1, 0
@@ -111,11 +140,11 @@ class RingStreams:
     def received(self, number: int) -> None:
         """Note that the first ``number`` bytes of ``incoming`` are filled."""
         step = self._received // self._segments
-        start, stop = self._range(self._received, step + 1)
+        start, stop = self._coming(self._received)
         self._received_bytes += number
         if self._received_bytes == (stop - start) * self._itemsize(step):
-            if step < self._size - 1:
-                self._add(start, stop, complete=step == self._size - 2)
+            if step < self._adding:
+                self._add(start, stop, complete=step == self._adding - 1)
             self._received, self._received_bytes = self._received + 1, 0
             self._skip_empty()
 
@@ -128,26 +157,36 @@ class RingStreams:
 
     def _itemsize(self, step: int) -> int:
         """Bytes of an element that travels in ``step``."""
-        return self._wire.itemsize if step < self._size - 1 else self._result.itemsize
+        return self._wire.itemsize if step < self._adding else self._result.itemsize
 
-    def _range(self, number: int, step: int) -> tuple[int, int]:
-        """(start, stop) of the elements of segment ``number`` of a stream, in the chunk that is sent in ``step``."""
-        chunk = (self._rank - step) % self._size * self._chunk
-        start = chunk + number % self._segments * self._segment
-        stop = min(start + self._segment, chunk + self._chunk)
-        size = self._wire.numel()
-        return min(start, size), min(stop, size)
+    def _leaving(self, number: int) -> tuple[int, int]:
+        """(start, stop) of the elements of segment ``number`` of the stream to the right."""
+        step = number // self._segments
+        return self._range(number, self._rank - step, step)
+
+    def _coming(self, number: int) -> tuple[int, int]:
+        """(start, stop) of the elements of segment ``number`` of the stream from the left."""
+        step = number // self._segments
+        return self._range(number, self._rank - step - 1, step)
+
+    def _range(self, number: int, chunk: int, step: int) -> tuple[int, int]:
+        chunk %= self._size
+        end = self._borders[chunk + 1]
+        start = min(self._borders[chunk] + number % self._segments * self._segment, end)
+        if self._hops is not None and step >= self._hops[chunk]:
+            return end, end
+        return start, min(start + self._segment, end)
 
     def _view(self, of: memoryview, start: int, stop: int, itemsize: int) -> memoryview:
         return of[start * itemsize : stop * itemsize]
 
     def _skip_empty(self) -> None:
-        """Pass over empty segments: where N does not divide the tensor, the last chunks are shorter or empty."""
-        while self._received < self._total and not self._length(self._received, self._received // self._segments + 1):
+        """Pass over empty segments: chunks may be shorter than the largest one, or empty."""
+        while self._received < self._total and not _length(*self._coming(self._received)):
             self._received += 1
-        while self._sent < self._total and not self._length(self._sent, self._sent // self._segments):
+        while self._sent < self._total and not _length(*self._leaving(self._sent)):
             self._sent += 1
 
-    def _length(self, number: int, step: int) -> int:
-        start, stop = self._range(number, step)
-        return stop - start
+
+def _length(start: int, stop: int) -> int:
+    return stop - start

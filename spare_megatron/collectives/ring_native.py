@@ -21,10 +21,11 @@ import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.link_monitor import Traffic
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.config import native_code
 from spare_megatron.kernels import native
 
-VERSION = 1000 * native.VERSION + 2
+VERSION = 1000 * native.VERSION + 3
 """What ``spare_ring_version`` of kernels/ring.cpp returns: it calls the kernels that convert."""
 _HEAD_ROOM = 16
 _TYPES = {torch.int64: 1, torch.int32: 2, torch.float32: 3, torch.float64: 4}
@@ -73,6 +74,7 @@ class _Sum(Structure):
         ("traffic", POINTER(Traffic)),
         *((name, c_int64) for name in ("epoch", "rank", "size", "count", "segment", "first", "sent", "received")),
         *((name, c_int64) for name in ("sent_bytes", "received_bytes", "counted_bytes", "add_start", "add_stop")),
+        *((name, c_void_p) for name in ("borders", "hops")),
         *((name, c_int64) for name in ("error", "due")),
         *((name, c_int32) for name in ("left", "right", "alarm", "itemsize", "result_itemsize", "type", "converts")),
     )
@@ -93,7 +95,7 @@ class Way(NamedTuple):
 
 
 class NativeSum:
-    """One member's part of one all-reduce, as :class:`~spare_megatron.collectives.ring.RingStreams` is."""
+    """One member's part of one all-reduce or gather, as :class:`~spare_megatron.collectives.ring.RingStreams` is."""
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class NativeSum:
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        shares: Shares | None = None,
         *,
         library: CDLL,
     ) -> None:
@@ -125,6 +128,10 @@ class NativeSum:
             type=_TYPES.get(wire.dtype, 0),
             converts=converted is not None,
         )
+        if shares is not None:
+            self._shares = torch.tensor([*shares.borders, *shares.hops])
+            self._job.borders = self._shares.data_ptr()
+            self._job.hops = self._shares[size + 1 :].data_ptr()
         self._compiled = None if converted is None else converted.tally.compiled(converted.tensor, wire.dtype)
         if converted is not None and self._compiled is not None:
             self._job.first = converted.start

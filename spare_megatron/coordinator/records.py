@@ -25,6 +25,7 @@ from spare_megatron.control_plane.group_aggregation import first_part
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.board_thread import BoardThread
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.coordinator.state_copies import CopiesWatch, state_copies
 from spare_megatron.coordinator.status_figures import status_figures
 from spare_megatron.metrics.boards import BoardPoint, Boards, points
 from spare_megatron.metrics.iteration_line import IterationLines, evaluation_lines
@@ -76,6 +77,7 @@ class Records:
         self.attempt_began_unix_s = self._clock()
         self._withdrawals: set[tuple[int, int]] = set()
         """(group, incarnation) of the learners that an offer was withdrawn from; said once for each."""
+        self._copies = CopiesWatch()
         self._relieved = False
         """Whether this process has notified that a group was relieved."""
         self._stop_signal = ""
@@ -119,6 +121,9 @@ class Records:
             self._losses.append(decision.reason)
         if live and (changed or must_publish):
             announce(decision.reason)
+        copies = self._copies.observe(before, after, record.time_unix_s)
+        if live and copies:
+            announce(copies)
         if live and relieved and after.epoch != before.epoch and not self._relieved:
             self._relieved = True
             announce(f"{decision.reason}; later ones are counted in metrics.jsonl (pieces_given)")
@@ -138,6 +143,7 @@ class Records:
             "life_began_unix_s": self.attempt_began_unix_s,
             "stop_signal": self._stop_signal,
             "withdrawals": sorted(self._withdrawals),
+            "copies": self._copies.memo(),
         }
 
     def recall(self, memo: Mapping[str, Any]) -> None:
@@ -146,6 +152,8 @@ class Records:
         self._losses.extend(memo["losses"])
         self.attempt_began_unix_s, self._stop_signal = memo["life_began_unix_s"], memo["stop_signal"]
         self._withdrawals = {(group, incarnation) for group, incarnation in memo.get("withdrawals", ())}
+        if "copies" in memo:
+            self._copies.recall(memo["copies"])
 
     def _withdrawn(self, event: Event, before: State) -> bool:
         """Whether ``event`` takes an offer from a learner from which none was taken before."""
@@ -210,6 +218,7 @@ class Records:
             "live": {str(group): incarnation for group, incarnation in sorted(state.live.items())},
             "learners": {str(group): known.incarnation for group, known in sorted(state.learners.items())},
             **status_figures(state),
+            "state_copies": state_copies(state),
             "load": {str(group): sum(map(len, state.segments_of(group))) for group in sorted(state.live)},
             "relieved": self.book.relieved,
             "failures_masked": self.book.totals.failures_masked,
@@ -277,7 +286,7 @@ class Records:
 def _reported_at_once(state: State) -> tuple[object, ...]:
     """What status.json says of a state that is news: all but what changes with each step of a job that nothing
     happens to."""
-    members = state.live, state.learners, state.drained, state.adopted, state.slowness
+    members = state.live, state.learners, state.drained, state.adopted, state.slowness, state.state_hosts
     return state.phase, state.job_attempt, state.outcome, state.saved_step, *members
 
 

@@ -13,6 +13,7 @@ from spare_megatron.monitor.group_numbers import numbered_groups
 from spare_megatron.monitor.speed_texts import speed_lines
 from spare_megatron.monitor.waiting_counts import waiting_text
 
+SHARDS_SHOWN = 8
 SILENT_S = 2.0
 """Members that were not received for longer are named."""
 
@@ -105,6 +106,8 @@ def outlook(status: Mapping[str, Any]) -> Iterator[str]:
         yield f"every shard has at least {hosts} live hosts; {losses} can be masked for certain"
     for shard, groups in status.get("adopted", {}).items():
         yield f"shard {shard} is adopted by {numbered_groups(groups)}"
+    if status.get("state_copies"):
+        yield from _state_copies(status["state_copies"])
     for group in status.get("drained", []):
         how = "is to leave, as soon as the others can do without it" if str(group) in status["live"] else "is drained"
         yield f"group {group} {how}; spare-drain --undo takes that back"
@@ -123,6 +126,27 @@ def _threat(status: Mapping[str, Any]) -> str:
     if status.get("adoption"):
         return f": without {who if last else 'that'} others would have to adopt it"
     return f": the loss of {who} would be a wipe-out" if last else ", whose loss would be a wipe-out"
+
+
+def _state_copies(reported: Mapping[str, Any]) -> Iterator[str]:
+    """Which groups keep which state shards, and what is being copied; of many shards only those with too few copies."""
+    due, hosts = reported["due"], reported["hosts"]
+    lacking = [shard for shard in hosts if len(hosts[shard]) < due]
+    if lacking:
+        shards = counted(len(lacking), "state shard has", "state shards have")
+        yield f"{shards} fewer than {counted(due, 'copy', 'copies')}"
+    else:
+        yield f"each of the {len(hosts)} state shards has {counted(due, 'copy', 'copies')}"
+    shown = hosts if len(hosts) <= SHARDS_SHOWN else lacking
+    for shard in list(shown)[:SHARDS_SHOWN]:
+        kept = f"on {numbered_groups(hosts[shard])}" if hosts[shard] else "nowhere for certain"
+        new = (
+            f"; group {group} {'has a copy to compare' if donor is None else f'copies it from group {donor}'}"
+            for group, donor in reported["copying"].get(shard, {}).items()
+        )
+        yield f"  state shard {shard}: {kept}{''.join(new)}"
+    if len(shown) > SHARDS_SHOWN:
+        yield f"  and {len(shown) - SHARDS_SHOWN} more"
 
 
 def _time_to_train(reported: Mapping[str, Any]) -> str:

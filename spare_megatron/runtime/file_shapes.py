@@ -99,6 +99,7 @@ _TIME_TO_TRAIN = with_names(
         "at_this_pace_s": maybe(number),
     }
 )
+_COPIES = with_names({"due": whole, "hosts": numbered(each(whole)), "copying": numbered(numbered(maybe(whole)))})
 _STATUS = (
     {
         "phase": text,
@@ -133,6 +134,7 @@ _STATUS = (
         "relieved": lambda value: value == {} or with_names({"step": whole, "moved": numbered(numbered(whole))})(value),
         "groups": numbered(lambda one: _PLACE(one) and ("phase" not in one or one.keys() >= _OF_A_PLACE)),
         "time_to_train": maybe(_TIME_TO_TRAIN),
+        "state_copies": maybe(_COPIES),
     },
 )
 _RANK = with_names({}, {"group": whole, "position": whole, "incarnation": whole, "pid": maybe(whole), "host": text})

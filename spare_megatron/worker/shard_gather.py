@@ -2,9 +2,9 @@
 a newer epoch the state of those of which its group is a new host.
 
 Each host updates its shards when a step is committed, waiting for nobody, and has the parameters that follow. The
-*primary* of a shard is the lowest group that counts for it. A gather is a sum of integers over the groups of an epoch,
-into which each rank puts the bits of what its group is primary of, and zeros elsewhere. So it ends as any reduction
-does when its epoch ends, and is done again in the next one.
+*primary* of a shard is the lowest group that counts for it. In a gather each rank gives the bits of what its group is
+primary of to the same rank of the other groups of an epoch (:mod:`spare_megatron.collectives.gathering`). It ends as
+any reduction does when its epoch ends, and is done again in the next one.
 
 The order of a ring's operations is the same on all members: an epoch begins with a gather after t*, in which the state
 of shards with new hosts travels too; then each reduction of a step is followed, where it is committed in that epoch, by
@@ -28,13 +28,16 @@ vote.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
+from spare_megatron.collectives.gathering import Gathering
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
 from spare_megatron.protocol.messages import ReductionResult
@@ -57,25 +60,31 @@ class Shards(Protocol):
     def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
         """Keep these shards and no other; ``received`` has the state of those that are not kept yet."""
 
-    def weights(self, shards: Collection[int]) -> torch.Tensor:
-        """The bits of all parameters, int32, with zeros for others than those of ``shards``."""
+    def weight_sizes(self) -> list[int]:
+        """Elements of each shard's part of :meth:`weights`."""
 
-    def take_weights(self, flat: torch.Tensor, own: Collection[int]) -> None:
+    def weights(self, order: Sequence[int], mine: Collection[int]) -> torch.Tensor:
+        """The bits of all parameters, int32, in this order of shards; room for others than those of ``mine``."""
+
+    def take_weights(self, flat: torch.Tensor, order: Sequence[int], own: Collection[int]) -> None:
         """Write all parameters but those of ``own``."""
 
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
-        """The bits of a shard's state, int32; zeros of the same size where they are not ``mine`` to give."""
+        """The bits of a shard's state, int32; room for them where they are not ``mine`` to give."""
 
     def digests(self, shards: Sequence[int]) -> list[int]:
         """64 bits for each of some shards that are kept."""
 
 
 class Sums(Protocol):
-    """The part of :class:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators` that a gather
-    needs."""
+    """The part of :class:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators` that is needed; one
+    call at a time."""
+
+    def gather(self, epoch: int, request: Gathering, stale: Callable[[], bool]) -> ReduceOutcome:
+        """Gather over the groups of ``epoch``."""
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
-        """Sum over the groups of ``epoch``; for one thread at a time."""
+        """Sum over the groups of ``epoch``."""
 
 
 class ShardGather:
@@ -311,43 +320,66 @@ class ShardGather:
             self._end(view, step, None)
             return
         mine = {shard for shard, group in primaries.items() if group == view.group}
-        new = sorted({host.shard for host in view.state_hosts if not host.counts}) if first else []
+        order = sorted(primaries, key=lambda shard: (primaries[shard], shard))
         self._inject("gather", step, 0)
-        gives = first and view.group == min(primaries.values())
-        unsharded = packed(self._engine) if gives else torch.zeros(0, dtype=torch.int32)
-        size = torch.tensor([unsharded.numel()], dtype=torch.int32)
-        tensors = [self._shards.weights(mine), *(self._state(shard, shard in mine) for shard in new)]
-        tensors += [size.to(tensors[0].device)] * first
         received, saved = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
         with self._turn:
-            outcome = self._summed(view, tensors)
-            if outcome.ok:
-                if step > self._whole:
-                    self._shards.take_weights(outcome.tensors[0], self._shards.kept or ())
-                hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
-                lacking = hosted - (self._shards.kept or frozenset())
-                got = zip(new, outcome.tensors[1 : 1 + len(new)], strict=True)
-                received = {shard: one.clone() for shard, one in got if shard in lacking}
+            flat, sizes = self._shards.weights(order, mine), self._shards.weight_sizes()
+            given = Counter[int]()
+            for shard, group in primaries.items():
+                given[group] += sizes[shard]
+            outcome = self._gathered(view, [flat], [_shares(view, given)])
+            if outcome.ok and step > self._whole:
+                self._shards.take_weights(flat, order, self._shards.kept or ())
+            del flat  # that of all parameters
             if outcome.ok and first:
-                numel = int(outcome.tensors[-1].item())
-                put = unsharded if gives else torch.zeros(numel, dtype=torch.int32)
-                outcome = self._summed(view, [put.to(tensors[0].device)])
-                if outcome.ok and self._joins:
-                    self._unsharded = outcome.tensors[0].to("cpu", copy=True)
+                outcome, received = self._begin_epoch(view, primaries)
             for shard in range(self._shards.number if self._ordered == step else 0):
                 if not outcome.ok:
                     break
                 self._inject("gather", step, 1 + shard)
-                outcome = self._summed(view, [self._state(shard, shard in mine)])
+                state = self._state(shard, shard in mine)
+                outcome = self._gathered(view, [state], [_shares(view, {primaries[shard]: state.numel()})])
                 if outcome.ok and view.group in (self._saver, min(view.live_groups)) and not self._joins:
-                    saved[shard] = outcome.tensors[0].to("cpu", copy=True)
+                    saved[shard] = state.to("cpu", copy=True)
             if outcome.stale:
                 self._wait_for_newer(view.epoch)
                 return
             self._end(view, step, outcome, received, saved)
 
-    def _summed(self, view: View, tensors: Sequence[torch.Tensor]) -> ReduceOutcome:
-        return self._sums.reduce(view.epoch, Reduction(tensors), lambda: self._is_over(view.epoch))
+    def _begin_epoch(self, view: View, primaries: Mapping[int, int]) -> tuple[ReduceOutcome, dict[int, torch.Tensor]]:
+        """Gather the state of shards with new hosts, as far as these need it, and what is in no shard. Returns the
+        outcome, and the state of the shards that the group is to keep and lacks."""
+        to: dict[int, set[int]] = {}
+        for host in view.state_hosts:
+            if not host.counts:
+                to.setdefault(host.shard, set()).add(host.group)
+        states = {shard: self._state(shard, primaries[shard] == view.group) for shard in sorted(to)}
+        shares = [_shares(view, {primaries[shard]: one.numel()}, to[shard]) for shard, one in states.items()]
+        giver = min(primaries.values())
+        unsharded = packed(self._engine) if giver == view.group else torch.empty(0, dtype=torch.int32)
+        outcome = self._gathered(view, list(states.values()), shares, {"unsharded": unsharded.numel()})
+        if not outcome.ok:
+            return outcome, {}
+        numel = int(outcome.scalars["unsharded"])
+        if giver != view.group:
+            unsharded = torch.empty(numel, dtype=torch.int32)
+        outcome = self._gathered(view, [unsharded], [_shares(view, {giver: numel})])
+        if outcome.ok and self._joins:
+            self._unsharded = unsharded
+        hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
+        lacking = hosted - (self._shards.kept or frozenset())
+        return outcome, {shard: one for shard, one in states.items() if shard in lacking}
+
+    def _gathered(
+        self,
+        view: View,
+        tensors: Sequence[torch.Tensor],
+        shares: Sequence[Shares],
+        scalars: Mapping[str, float] | None = None,
+    ) -> ReduceOutcome:
+        request = Gathering(tensors, shares, scalars or {})
+        return self._sums.gather(view.epoch, request, lambda: self._is_over(view.epoch))
 
     def _state(self, shard: int, mine: bool) -> torch.Tensor:
         """What this rank puts in of a shard's state; that which it has received and not installed has the same form."""
@@ -404,6 +436,14 @@ class ShardGather:
         with self._changed:
             while not self._is_over(epoch):
                 self._changed.wait(LOOK_S)
+
+
+def _shares(view: View, given: Mapping[int, int], to: Collection[int] | None = None) -> Shares:
+    """What each group of an epoch gives, in elements; ``to``: the groups that need it, None: all."""
+    groups = view.live_groups
+    size, ranks = len(groups), [groups.index(one) for one in (groups if to is None else to)]
+    hops = tuple(max((rank - giver) % size for rank in ranks) for giver in range(size))
+    return Shares(tuple(given.get(group, 0) for group in groups), hops)
 
 
 @dataclass

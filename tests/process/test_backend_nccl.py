@@ -22,6 +22,7 @@ from spare_megatron.collectives.buckets import ALIGNMENT, BucketLayout
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.reduction import PlainReduction
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.config.errors import ConfigError
 from tests import nccl_as_torch
@@ -312,6 +313,30 @@ def test_each_member_converts_the_chunk_that_it_owns(size: int, nccl: Nccl, monk
         chunks = [one for one in record.sizes if one[0] != "allreduce"]
         assert chunks
         assert not any(elements % ALIGNMENT or offset % ALIGNMENT for _, elements, offset in chunks)
+    for member in members:
+        member.end()
+    for one in links:
+        one.close()
+    one_owner_and_one_abort(nccl)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_members_gather_what_each_gives(size: int, nccl: Nccl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", nccl_as_torch.SummingProcessGroup)
+    links = links_of(size)
+    members = formed(links)
+    for numels in ((5,) * size, tuple(range(size)), (0,) * (size - 1) + (100,)):
+        given = [torch.arange(numel, dtype=torch.int32) + 1000 * rank for rank, numel in enumerate(numels)]
+        wires = [
+            torch.cat([one if rank == giver else torch.full_like(one, 7) for giver, one in enumerate(given)])
+            for rank in range(size)
+        ]
+        for member, wire in zip(members, wires, strict=True):
+            member.communicator.submit(wire, shares=Shares(numels, (size - 1,) * size))
+        for member in members:
+            member.until(lambda one: one.done == one.submitted)
+            assert not member.communicator.error
+        assert all(torch.equal(wire, torch.cat(given)) for wire in wires)
     for member in members:
         member.end()
     for one in links:

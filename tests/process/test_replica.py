@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from spare_megatron.collectives import reduction_attempt
+from spare_megatron.collectives import attempt
+from spare_megatron.collectives.gathering import Gathering
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.reduction import PlainReduction, ReduceOutcome, Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.protocol.messages import Link
 from tests.pure import toy_conversion
@@ -139,6 +141,58 @@ def test_on_bucket_is_called_between_buckets_and_what_it_raises_comes_out(three:
     assert all(outcome.ok for outcome in three.reduce({group: request_of(group) for group in (1, 2)}).values())
 
 
+def gathering_of(group: int, groups: tuple[int, ...] = (0, 1, 2), numel: int = 50_000) -> Gathering:
+    """Group g gives g + 1, ``numel`` times; all get it."""
+    flat = torch.cat([torch.full((numel,), one + 1 if one == group else 7, dtype=torch.int32) for one in groups])
+    shares = Shares((numel,) * len(groups), (len(groups) - 1,) * len(groups))
+    return Gathering([flat], [shares], {"size": float(group)})
+
+
+def start_gather(three: Groups, group: int, epoch: int, request: Gathering) -> Future[ReduceOutcome]:
+    return three.pool.submit(three.replicas[group].gather, epoch, request, lambda: False)
+
+
+def test_a_gather_between_reductions(three: Groups) -> None:
+    """And the results of the reduction before it stay."""
+    three.view((0, 1, 2))
+    before = three.reduce({group: request_of(group) for group in range(3)})
+    futures = [start_gather(three, group, 1, gathering_of(group)) for group in range(3)]
+    for future in futures:
+        outcome = future.result(BOUND_S)
+        assert (outcome.ok, outcome.error) == (True, "")
+        assert outcome.tensors[0].tolist() == [1] * 50_000 + [2] * 50_000 + [3] * 50_000
+        assert outcome.scalars == {"size": 3.0}
+    assert torch.equal(before[0].tensors[0], torch.full((5000,), 3.0))
+    three.reduce({group: request_of(group) for group in range(3)})
+    three.view((1,))
+    alone = start_gather(three, 1, 2, gathering_of(1, (1,))).result(BOUND_S)
+    assert alone.ok
+    assert alone.tensors[0].tolist() == [2] * 50_000
+
+
+def test_a_gather_ends_with_its_epoch_and_is_made_again_in_the_next_one(three: Groups) -> None:
+    three.view((0, 1, 2))
+    waiting = [start_gather(three, group, 1, gathering_of(group)) for group in (0, 1)]
+    time.sleep(0.05)  # let them hang; they also end right if they do not yet
+    three.view((0, 1))
+    assert all(future.result(BOUND_S).stale for future in waiting)
+    futures = [start_gather(three, group, 2, gathering_of(group, (0, 1))) for group in (0, 1)]
+    for future in futures:
+        assert future.result(BOUND_S).tensors[0].tolist() == [1] * 50_000 + [2] * 50_000
+
+
+def test_groups_that_do_not_gather_the_same_thing_find_it_out(three: Groups) -> None:
+    three.view((0, 1, 2))
+    requests = [gathering_of(0), gathering_of(1), gathering_of(2, numel=49_999)]
+    futures = [start_gather(three, group, 1, request) for group, request in enumerate(requests)]
+    for future in futures:
+        outcome = future.result(BOUND_S)
+        assert not outcome.ok
+        assert not outcome.stale
+    again = three.replicas[0].reduce(1, request_of(0), lambda: False)
+    assert not again.ok, "a gather that failed ends its epoch's communicator"
+
+
 def test_the_result_outlives_its_epoch(three: Groups) -> None:
     """Protocol rule 3: a group that has voted may have to apply the result in a newer epoch."""
     three.view((0, 1, 2))
@@ -173,7 +227,7 @@ def test_a_newer_epoch_ends_a_formation_that_waits_for_a_group(three: Groups) ->
 
 def test_a_lost_connection_waits_for_the_view_that_explains_it(three: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first to learn of a death drops its communicator: to the others that looks like a death, too."""
-    monkeypatch.setattr(reduction_attempt, "VIEW_GRACE_S", TIMEOUT_S)
+    monkeypatch.setattr(attempt, "VIEW_GRACE_S", TIMEOUT_S)
     three.view((0, 1, 2))
     three.reduce({group: request_of(group) for group in range(3)})
     waiting = [three.start(group, 1, request_of(group)) for group in (0, 1)]
@@ -196,7 +250,7 @@ def test_who_gives_up_says_so_and_a_loss_that_no_view_explains_is_a_failure(thre
         outcome = future.result(BOUND_S)
         assert (outcome.ok, outcome.stale, outcome.links) == (False, False, ())
         assert outcome.error
-        assert outcome.reduce_s >= reduction_attempt.VIEW_GRACE_S
+        assert outcome.reduce_s >= attempt.VIEW_GRACE_S
 
 
 def test_nothing_is_adopted_after_the_end(three: Groups) -> None:

@@ -23,6 +23,9 @@ USE = re.compile(r"(spare_megatron_\w+)(?:\{(.*?)\})?")
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
+COPIES = {"due": 2, "hosts": {"0": [0, 1], "1": [2], "2": [3]}, "copying": {"1": {"3": 2}}}
+"""Of the state shards in status.json."""
+
 
 def samples(*runs: FollowedRun) -> Samples:
     """(name, sorted labels without the run) -> value, as Prometheus reads them."""
@@ -55,7 +58,7 @@ def run(tmp_path: Path, job: ScriptedJob) -> FollowedRun:
     written.status()
     status = json.loads(written.dir.status.read_text())
     speeds = {"0": {"speed": 1.0}, "1": {"speed": 0.1}, "2": {"speed": 0.5}, "3": {}}  # group 1 is lost
-    written.dir.status.write_text(json.dumps({**status, "groups": speeds}))
+    written.dir.status.write_text(json.dumps({**status, "groups": speeds, "state_copies": COPIES}))
     run = FollowedRun(0, "a", written.dir)
     run.look()
     return run
@@ -77,6 +80,7 @@ def test_every_figure_is_that_of_the_job(run: FollowedRun, job: ScriptedJob) -> 
     assert value("steps_since_save") == 3
     assert (value("redundancy"), value("hosts_least"), value("load_pieces")) == (2, 1, 4)
     assert value("slowest_speed") == 0.5
+    assert (value("state_copies_least"), value("state_shards_lacking")) == (1, 2)
     assert value("returns_total") == 0
     assert value("groups", state="live") == 3
     assert value("groups", state="dead") == 1

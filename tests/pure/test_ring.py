@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
-from spare_megatron.collectives.ring import RingStreams
+from spare_megatron.collectives.ring import RingStreams, Shares
 from tests.pure import toy_conversion
 
 SEGMENT_BYTES = 64
@@ -19,15 +19,17 @@ def _all_reduce(
     rng: random.Random,
     sources: list[torch.Tensor] | None = None,
     converted: list[ConvertedBucket] | None = None,
-) -> None:
-    """Moves bytes between neighbours, at most ``room`` of them on the way, until every member has everything."""
+    shares: Shares | None = None,
+) -> list[int]:
+    """Moves bytes between neighbours, at most ``room`` of them on the way, until every member has everything.
+    Returns how many bytes each has sent."""
     size = len(wires)
     scratches = [torch.empty(SEGMENT_BYTES, dtype=torch.uint8) for _ in wires]
     rings = [
-        RingStreams(wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank])
+        RingStreams(wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank], shares)
         for rank, wire in enumerate(wires)
     ]
-    pipes = [bytearray() for _ in range(size)]
+    pipes, counts = [bytearray() for _ in range(size)], [0] * size
     while not all(ring.over for ring in rings):
         moved = False
         for rank in rng.sample(range(size), size):
@@ -36,6 +38,7 @@ def _all_reduce(
                 portion = bytes(ring.outgoing[: rng.randint(1, 50)])
                 right += portion
                 ring.sent(len(portion))
+                counts[rank] += len(portion)
                 moved = True
             if ring.incoming is not None and left:
                 number = min(rng.randint(1, 50), len(left), len(ring.incoming))
@@ -45,6 +48,7 @@ def _all_reduce(
                 moved = True
         assert moved or all(ring.over for ring in rings), "the ring stands still"
     assert not any(pipes), "more was sent than received"
+    return counts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bfloat16])
@@ -89,3 +93,23 @@ def test_each_element_is_converted_once_and_all_members_get_the_result(size: int
         assert all(torch.equal(result, expected) for result in results), f"{numel} elements"
         assert all(map(torch.equal, sources, given)), "a source was written"
         assert torch.stack([tally.check_vector() for tally in tallies]).sum(0).tolist() == [0, numel]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7])
+def test_a_share_goes_once_around_or_only_as_far_as_it_is_needed(size: int) -> None:
+    rng = random.Random(size)
+    for _ in range(20):
+        numels = tuple(rng.choice((0, 0, 1, 5, 17, 100, 640)) for _ in range(size))
+        hops = tuple(rng.randint(0, size - 1) for _ in range(size))
+        shares = Shares(numels, hops)
+        given = [torch.randint(-(2**31), 2**31, (numel,), dtype=torch.int32) for numel in numels]
+        wires = [
+            torch.cat([one if rank == giver else torch.full_like(one, 7) for giver, one in enumerate(given)])
+            for rank in range(size)
+        ]
+        sent = _all_reduce(wires, rng, shares=shares)
+        for rank, wire in enumerate(wires):
+            for giver, (one, found) in enumerate(zip(given, wire.split(numels), strict=True)):
+                here = (rank - giver) % size <= hops[giver]
+                assert torch.equal(found, one if here else torch.full_like(one, 7)), (shares, rank, giver)
+        assert sum(sent) == sum(4 * numel * hop for numel, hop in zip(numels, hops, strict=True))

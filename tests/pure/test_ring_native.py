@@ -27,6 +27,7 @@ from spare_megatron.collectives.frames import FrameReceiver, FrameSender
 from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.collectives.link_monitor import LEFT, RIGHT
 from spare_megatron.collectives.replica_communicators import ReplicaCommunicators
+from spare_megatron.collectives.ring import Shares
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_native import Frames, compiled_ring
 from spare_megatron.config.errors import ConfigError
@@ -194,6 +195,35 @@ def test_members_of_both_kinds_sum_as_those_in_python_do(size: int, dtype: torch
                 assert (reported.sent, reported.received) == (due.sent, due.received)
                 assert not reported.wants
                 assert not reported.offers
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_members_of_both_kinds_gather(size: int) -> None:
+    rng = random.Random(size)
+    for compiled in ([True] * size, *([rng.random() < 0.5 for _ in range(size)] for _ in range(3))):
+        with _ring(size, compiled) as ring:
+            members = ring.enter(1)
+            before = 0
+            for _ in range(6):
+                numels = tuple(rng.choice((0, 1, 700, rng.randrange(5000))) for _ in range(size))
+                shares = Shares(numels, tuple(rng.randint(0, size - 1) for _ in range(size)))
+                given = [_values(rng, numel, torch.int32) for numel in numels]
+                wires = [
+                    torch.cat([one if rank == giver else torch.full_like(one, 7) for giver, one in enumerate(given)])
+                    for rank in range(size)
+                ]
+                works = [
+                    lambda m=member, w=wire, s=shares: m.sum(w, True, shares=s)  # type: ignore[misc]
+                    for member, wire in zip(members, wires, strict=True)
+                ]
+                assert _in_threads(works) == [None] * size
+                for rank, wire in enumerate(wires):
+                    for giver, (one, found) in enumerate(zip(given, wire.split(numels), strict=True)):
+                        here = (rank - giver) % size <= shares.hops[giver]
+                        assert torch.equal(found, one if here else torch.full_like(one, 7)), (compiled, shares)
+                sent = sum(member._epoch.traffic.sent for member in members)
+                assert sent - before == sum(4 * n * hop for n, hop in zip(numels, shares.hops, strict=True))
+                before = sent
 
 
 @pytest.mark.parametrize("kind", ["compiled", "by Python", "not there"])

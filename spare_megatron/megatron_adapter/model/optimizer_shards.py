@@ -16,7 +16,6 @@ optimizer has for a parameter is in the shards whole, in the memory that trainin
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -184,36 +183,35 @@ class OptimizerShards:
         self.kept, self._held = frozenset(shards), held
         self._give_to_optimizers()
 
-    def weights(self, shards: Collection[int]) -> torch.Tensor:
-        """The bits of the parameters of all shards as int32 [elements, each shard rounded up to 4 bytes], zeros for
-        others than ``shards``. May run beside the forward and backward passes; no collective."""
-        starts = self._weight_starts()
-        flat = torch.zeros(starts[-1], dtype=torch.uint8, device=self._device)
-        for shard in shards:
-            at = starts[shard]
-            for span in self._spans[shard]:
-                values = _in_model(span).view(torch.uint8)
-                flat[at : at + values.numel()] = values
-                at += values.numel()
-        return flat.view(torch.int32)
+    def weight_sizes(self) -> list[int]:
+        """Of each shard how many int32 have the bits of its parameters."""
+        return [-(-sum(_in_model(span).nbytes for span in spans) // 4) for spans in self._spans]
 
-    def take_weights(self, flat: torch.Tensor, own: Collection[int]) -> None:
-        """Write the parameters of all shards but ``own`` from ``flat``, the sum over groups of :meth:`weights`."""
-        starts, data = self._weight_starts(), flat.view(torch.uint8)
-        for shard in set(range(self.number)) - set(own):
-            at = starts[shard]
-            for span in self._spans[shard]:
-                values = _in_model(span).view(torch.uint8)
-                values.copy_(data[at : at + values.numel()])
-                at += values.numel()
+    def weights(self, order: Sequence[int], mine: Collection[int]) -> torch.Tensor:
+        """The bits of the parameters of all shards, in this ``order``, as int32; what is in it for others than ``mine``
+        means nothing. May run beside the forward and backward passes; no collective."""
+        sizes = self.weight_sizes()
+        flat = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
+        for shard, part in zip(order, flat.split([sizes[shard] for shard in order]), strict=True):
+            for values, there in _in_bytes(self._spans[shard], part) if shard in mine else ():
+                there.copy_(values)
+        return flat
+
+    def take_weights(self, flat: torch.Tensor, order: Sequence[int], own: Collection[int]) -> None:
+        """Write the parameters of all shards but ``own`` from ``flat``, in which those of all are as in
+        :meth:`weights`."""
+        sizes = self.weight_sizes()
+        for shard, part in zip(order, flat.split([sizes[shard] for shard in order]), strict=True):
+            for values, there in _in_bytes(self._spans[shard], part) if shard not in own else ():
+                values.copy_(there)
 
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
-        """The bits of all that a group must get to keep ``shard``, as int32; zeros where they are not ``mine`` to give.
-        May run beside the forward and backward passes; no collective."""
+        """The bits of all that a group must get to keep ``shard``, as int32; room for them where they are not ``mine``
+        to give. May run beside the forward and backward passes; no collective."""
         if mine:
             tensors = [one for held in self._held[shard] for one in held.carried]
-            return torch.cat(tensors).view(torch.int32) if tensors else self._zeros(0)
-        return self._zeros(sum(_carried_numel(span) for span in self._spans[shard]))
+            return torch.cat(tensors).view(torch.int32) if tensors else self._room(0)
+        return self._room(sum(_carried_numel(span) for span in self._spans[shard]))
 
     def whole(self, states: dict[int, torch.Tensor]) -> Replica:
         """The replica with an optimizer that has the state of all shards. ``states`` has each of them as :meth:`state`,
@@ -236,17 +234,12 @@ class OptimizerShards:
                     at += into.numel()
         return replica
 
-    def _zeros(self, size: int) -> torch.Tensor:
-        return torch.zeros(size, dtype=torch.int32, device=self._device)
+    def _room(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int32, device=self._device)
 
     @property
     def _device(self) -> torch.device:
         return next(self._replica.chunks[0].parameters()).device
-
-    def _weight_starts(self) -> list[int]:
-        """The byte at which each shard begins in :meth:`weights`, and where the last one ends."""
-        sizes = (sum(_in_model(span).nbytes for span in spans) for spans in self._spans)
-        return list(accumulate((-(-size // 4) * 4 for size in sizes), initial=0))
 
     def _cut(self) -> None:
         """Have the norm be that of all gradients once the optimizers have slices only."""
@@ -300,6 +293,15 @@ def _in_model(span: _Span) -> torch.Tensor:
     model = _flat(parameter)[span.start : span.stop]
     model.main_grad = _flat(parameter.main_grad)[span.start : span.stop]
     return model
+
+
+def _in_bytes(spans: Iterable[_Span], part: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The elements of each span in the model's memory, and their place in ``part``, both as bytes."""
+    data, at = part.view(torch.uint8), 0
+    for span in spans:
+        values = _in_model(span).view(torch.uint8)
+        yield values, data[at : at + values.numel()]
+        at += values.numel()
 
 
 def _cut_out(span: _Span) -> _Held:

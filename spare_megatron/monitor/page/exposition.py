@@ -29,6 +29,8 @@ GAUGES = {
     "slowest_speed": "speed of the slowest member; the median one has 1",
     "redundancy": "groups that host a shard",
     "hosts_least": "fewest live hosts of a shard; the loss of them all is a wipe-out",
+    "state_copies_least": "fewest copies of a state shard that votes have compared; absent where every group has all",
+    "state_shards_lacking": "state shards with fewer copies than --spare-state-redundancy; absent as the one before",
     "lives": "starts of the job in this run directory",
     "save_interval_steps": "steps between two saves; absent where none are planned",
     "steps_since_save": "committed steps that are in no checkpoint of this job attempt",
@@ -110,6 +112,10 @@ def _figures(picture: JobPicture) -> _Found | None:
         values["save_interval_steps"] = job_attempt.save_interval
     if picture.status.get("hosts_least") is not None:
         values["hosts_least"] = picture.status["hosts_least"]
+    if copies := picture.status.get("state_copies"):
+        numbers = [len(groups) for groups in copies["hosts"].values()]
+        values["state_copies_least"] = min(numbers)
+        values["state_shards_lacking"] = sum(number < copies["due"] for number in numbers)
     if picture.status.get("load"):
         values["load_pieces"] = max(picture.status["load"].values())
     reported = picture.status.get("groups", {})

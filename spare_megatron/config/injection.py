@@ -14,7 +14,7 @@ from spare_megatron.config.errors import ConfigError
 VARIABLE = "SPARE_INJECT"
 """Environment variable of a rank, with one injection per line."""
 KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
-POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint", "gather")
+POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint", "gather", "copy")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "optimizer", "gradient")
 FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]"
 

@@ -327,18 +327,20 @@ class Hosts(_message.Message):
     def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., shard: _Optional[int] = ..., opened: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Have(_message.Message):
-    __slots__ = ("group", "incarnation", "epoch", "shard", "whole")
+    __slots__ = ("group", "incarnation", "epoch", "shard", "whole", "detail")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     epoch: int
     shard: int
     whole: bool
-    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
+    detail: str
+    def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ..., epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Saved(_message.Message):
     __slots__ = ("group", "incarnation", "step", "directory")
@@ -455,14 +457,16 @@ class RankOpened(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., opened: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RankHave(_message.Message):
-    __slots__ = ("epoch", "shard", "whole")
+    __slots__ = ("epoch", "shard", "whole", "detail")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     shard: int
     whole: bool
-    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ...) -> None: ...
+    detail: str
+    def __init__(self, epoch: _Optional[int] = ..., shard: _Optional[int] = ..., whole: _Optional[bool] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("position", "step", "phase", "counter", "in_phase", "pieces_done")

@@ -127,11 +127,13 @@ class RankOpened:
 @dataclass(frozen=True)
 class RankHave:
     """In ``epoch`` a rank of a new host of a state shard has its part of the state after t*; or it has not, and its
-    view names no donor."""
+    view names no donor, or it cannot keep the shard."""
 
     epoch: int
     shard: int
     whole: bool
+    detail: str = ""
+    """Why it cannot; empty where it can."""
 
 
 @dataclass(frozen=True)

@@ -179,10 +179,11 @@ class Session:
         """
         self._control.post(RankApplied(step, epoch))
 
-    def have(self, epoch: int, shard: int, whole: bool) -> None:
+    def have(self, epoch: int, shard: int, whole: bool, detail: str = "") -> None:
         """Report that this rank, of a new host of a state shard, has its part of the state after t* in ``epoch``; or
-        that it has not, and that its view names no donor. From any thread."""
-        self._control.post(RankHave(epoch, shard, whole))
+        that it has not, and that its view names no donor, or why it cannot keep the shard (``detail``). From any
+        thread."""
+        self._control.post(RankHave(epoch, shard, whole, detail))
 
     def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts, and wait for the answer; called by one rank of the group.

@@ -1,6 +1,7 @@
 """How a leader merges what its ranks report of state shards of which the group is a new host. Pure: no I/O.
 
-A group has the state of a shard when every rank reports so; it has nothing as soon as one rank reports that. A report
+A group has the state of a shard when every rank reports so; it has nothing, or cannot keep the shard, as soon as one
+rank reports that. A report
 is about one epoch; what was reported in the present one is repeated after every Hello.
 """
 
@@ -31,7 +32,7 @@ class StateReports:
             self._whole.setdefault(at, set()).add(position)
             if len(self._whole[at]) < self.size:
                 return None
-        have = Have(*self.me, *at, report.whole)
+        have = Have(*self.me, *at, report.whole, report.detail)
         if self._sent.get(at) == have:
             return None
         self._sent[at] = have

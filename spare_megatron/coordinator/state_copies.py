@@ -20,19 +20,22 @@ NAMED = 8
 
 def state_copies(state: State) -> dict[str, Any] | None:
     """``due``: the copies that each shard is to have; ``hosts``: shard -> the groups whose copies count; ``copying``:
-    shard -> new host -> the group that gives it the state, None where it has it or none can. None where every group
-    keeps all state."""
+    shard -> new host -> the group that gives it the state, None where it has it or none can; ``unable``: shard -> the
+    groups that cannot keep it. None where every group keeps all state."""
     if not state.state_hosts:
         return None
     hosts: dict[str, list[int]] = {str(shard): [] for shard in range(state.job.state_shards)}
     copying: dict[str, dict[str, int | None]] = {}
+    unable: dict[str, list[int]] = {}
     for host in state.state_hosts:
         if host.counts:
             hosts[str(host.shard)].append(host.group)
+        elif not host.is_new:
+            unable.setdefault(str(host.shard), []).append(host.group)
         else:
             donor = None if host.donor is None else host.donor[0]
             copying.setdefault(str(host.shard), {})[str(host.group)] = donor
-    return {"due": state.job.state_copies, "hosts": hosts, "copying": copying}
+    return {"due": state.job.state_copies, "hosts": hosts, "copying": copying, "unable": unable}
 
 
 class CopiesWatch:

@@ -144,7 +144,9 @@ def _state_copies(reported: Mapping[str, Any]) -> Iterator[str]:
             f"; group {group} {'has a copy to compare' if donor is None else f'copies it from group {donor}'}"
             for group, donor in reported["copying"].get(shard, {}).items()
         )
-        yield f"  state shard {shard}: {kept}{''.join(new)}"
+        unable = reported["unable"].get(shard)
+        no = f"; {numbered_groups(unable)} cannot keep it" if unable else ""
+        yield f"  state shard {shard}: {kept}{''.join(new)}{no}"
     if len(shown) > SHARDS_SHOWN:
         yield f"  and {len(shown) - SHARDS_SHOWN} more"
 

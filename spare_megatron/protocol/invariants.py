@@ -173,13 +173,15 @@ def _state_hosts(before: State, after: State) -> None:
         if known is None or not (known.counts or commits or shard not in still):
             raise InvariantError(f"group {member[0]} counts for state shard {shard} without a comparison")
     able = after.live.keys() - after.drained
-    enough = min(after.job.state_copies, len(able))
+    unable = state_shards.unable_groups(after)
     for shard in shards:
-        there = {group for at, group in pairs if at == shard} & able
+        there = {group for at, group in pairs if at == shard} & able - unable[shard]
+        enough = min(after.job.state_copies, len(able - unable[shard]))
         if shard not in state_shards.uncounted(after) and len(there) < enough:
             raise InvariantError(f"state shard {shard} has hosts {sorted(there)} among {sorted(able)} in a new epoch")
-    enough = min(after.job.state_copies, len(able & before.live.keys()))  # who joins now cannot have a copy yet
+    here = able & before.live.keys()  # who joins now cannot have a copy yet
     for host in before.state_hosts if commits else ():
+        enough = min(after.job.state_copies, len(here - unable[host.shard]))
         copies = sum(at == host.shard for at, _ in counting)
         if host.counts and host.member not in members and copies < enough:
             raise InvariantError(f"group {host.group} leaves, and state shard {host.shard} has {copies} copies")

@@ -119,16 +119,20 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
 
 
 def have(state: State, event: Have) -> Transition:
-    """A new host of a state shard has its state, or has nothing and no donor. Where no host counts for the shard, the
-    first one that has the state counts at once; when none has it any more, the job ends (rule 27)."""
+    """A new host of a state shard has its state, or has nothing and no donor, or cannot keep the shard: then others are
+    asked. Where no host counts for the shard, the first one that has the state counts at once; when none has it any
+    more, the job ends (rule 27)."""
     host = state_shards.new_host(state, event) if state.phase in ("running", "ending") else None
     shard = state_shards.named([event.shard])
     if host is None:
         return ignore(state, f"group {event.group} reports on {shard} what is known, or it is no new host of it")
-    after = state_shards.reported(state, host, event.whole)
+    after = state_shards.reported(state, host, event)
     why = f"group {event.group} has {'' if event.whole else 'neither a donor nor '}{shard}"
+    if event.detail:
+        why = f"group {event.group} cannot keep {shard}: {event.detail}"
     if event.shard not in state_shards.uncounted(after):
-        return ignore(after, why)
+        asks = bool(event.detail) and state.phase == "running"
+        return take(after, state, {}, why) if asks else ignore(after, why)
     if state.phase == "ending":
         after = state_shards.remaining(after)
     elif event.whole:

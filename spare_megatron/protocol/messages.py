@@ -351,13 +351,15 @@ class Hosts:
 @dataclass(frozen=True)
 class Have:
     """A new host of a state shard reports, in each epoch that it has a view of, that it has the shard's state and every
-    result since; or that it has not, and that its view names no donor."""
+    result since; or that it has not, and that its view names no donor, or that it cannot keep the shard."""
 
     group: int
     incarnation: int
     epoch: int
     shard: int
     whole: bool
+    detail: str = ""
+    """Why it cannot keep the shard; empty where it can."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """State shards: which groups keep which parts of the optimizer's state, and what follows when copies are lost. Pure.
 
 A job may divide the state of its optimizer into S shards with r_s hosts each. A host *counts* where votes have compared
-its copy; a *new* one gets the state from a counting host, and keeps every result since (protocol rules 25 to 29). Where
+its copy; a *new* one gets the state from a counting host, and keeps every result since (protocol rules 25 to 29). Who
+cannot keep a shard says so, and another group is asked. Where
 every group hosts everything, a state has no such hosts and all functions here leave it as it is.
 
 Receivers of a shard's sums, and its primary, follow from the views of an epoch. So hosts are named, and begin to count,
@@ -10,14 +11,14 @@ only in records that make an epoch; what a new host reports of itself may change
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable
 
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.messages import Have, Vote
 from spare_megatron.protocol.standing import leaving
 from spare_megatron.protocol.state import State
-from spare_megatron.protocol.view import COUNTS, NEW, VOID, WHOLE, StateHost
+from spare_megatron.protocol.view import COUNTS, NEW, UNABLE, VOID, WHOLE, StateHost
 
 
 def drawn(state: State) -> State:
@@ -80,13 +81,13 @@ def copies_voted(state: State) -> dict[int, dict[int, str]]:
 def compared(state: State) -> State:
     """The state at the commit for which all have voted: a new host counts whose vote had the state of its shard that
     the counting hosts have."""
-    if all(host.counts for host in state.state_hosts):
+    if not any(host.is_new for host in state.state_hosts):
         return state
     voted = {(shard, vote.group): checksum for vote in state.votes.values() for shard, checksum in vote.result.state}
     right = {(host.shard, voted.get((host.shard, host.group))) for host in state.state_hosts if host.counts}
     hosts = (
         _counting(host)
-        if (host.shard, host.group) in voted and (host.shard, voted[host.shard, host.group]) in right
+        if host.is_new and (host.shard, host.group) in voted and (host.shard, voted[host.shard, host.group]) in right
         else host
         for host in state.state_hosts
     )
@@ -98,13 +99,14 @@ def renewed(state: State) -> State:
     and no donor is given one, for the state after t*."""
     if not state.state_hosts:
         return state
-    hosts, able = list(state.state_hosts), _able(state)
+    hosts, able, unable = list(state.state_hosts), _able(state), unable_groups(state)
     lacking = uncounted(state)
     for shard in range(state.job.state_shards):
         if shard in lacking:
             continue
-        for _ in range(min(state.job.state_copies, len(able)) - _number(hosts, shard, able)):
-            group = min(able - {host.group for host in hosts if host.shard == shard}, key=_burden(state, hosts, shard))
+        asked = able.difference(unable[shard])
+        for _ in range(min(state.job.state_copies, len(asked)) - _number(hosts, shard, asked)):
+            group = min(asked - {host.group for host in hosts if host.shard == shard}, key=_burden(state, hosts, shard))
             hosts.append(StateHost(shard, group, state.live[group], NEW))
     serving = Counter(host.donor for host in hosts if host.donor)
     for number, host in enumerate(hosts):
@@ -118,17 +120,19 @@ def renewed(state: State) -> State:
 
 def new_host(state: State, event: Have) -> StateHost | None:
     """The new host that this is about; None where it is none, or the report is of another epoch: it may be about an
-    earlier time as a host. Who has a donor has not nothing."""
+    earlier time as a host. Who has a donor has not nothing, but may be unable to keep the shard."""
     who = (event.shard, event.group, event.incarnation)
     host = next((h for h in state.state_hosts if (h.shard, *h.member) == who and h.standing in (NEW, VOID)), None)
-    if host is None or event.epoch != state.epoch or (host.donor is not None and not event.whole):
+    if host is None or event.epoch != state.epoch or (host.donor is not None and not (event.whole or event.detail)):
         return None
     return host
 
 
-def reported(state: State, host: StateHost, whole: bool) -> State:
-    """The state in which a new host has reported that it has its shard's state, or has nothing and no donor."""
-    known = replace(host, standing=WHOLE, donor=None, step=-1) if whole else replace(host, standing=VOID)
+def reported(state: State, host: StateHost, event: Have) -> State:
+    """The state in which a new host has reported that it has its shard's state, has nothing and no donor, or cannot
+    keep the shard."""
+    standing = WHOLE if event.whole else UNABLE if event.detail else VOID
+    known = replace(host, standing=standing, donor=None, step=-1)
     return replace(state, state_hosts=tuple(known if one is host else one for one in state.state_hosts))
 
 
@@ -145,11 +149,22 @@ def needed(state: State, groups: Iterable[int]) -> frozenset[int]:
     enough."""
     if not state.state_hosts:
         return frozenset()
-    able = _able(state)
+    able, unable, short = _able(state), unable_groups(state), set[int]()
     counting = [host for host in state.state_hosts if host.counts]
-    enough = min(state.job.state_copies, len(able))
-    short = {s for s in range(state.job.state_shards) if _number(counting, s, able) < enough}
+    for shard in range(state.job.state_shards):
+        enough = min(state.job.state_copies, len(able.difference(unable[shard])))
+        if _number(counting, shard, able) < enough:
+            short.add(shard)
     return frozenset(groups) & {host.group for host in counting if host.shard in short}
+
+
+def unable_groups(state: State) -> defaultdict[int, set[int]]:
+    """Shard -> the members that have reported that they cannot keep it."""
+    found = defaultdict[int, set[int]](set)
+    for host in state.state_hosts:
+        if host.standing == UNABLE:
+            found[host.shard].add(host.group)
+    return found
 
 
 def named(shards: list[int]) -> str:
@@ -168,8 +183,8 @@ def _number(hosts: Iterable[StateHost], shard: int, able: Collection[int]) -> in
 
 def _burden(state: State, hosts: list[StateHost], shard: int) -> Callable[[int], tuple[int, int, int]]:
     """A key by which groups are named: those that copy least come first, then those with the fewest shards."""
-    copying = Counter(host.group for host in hosts if not host.counts)
-    kept = Counter(host.group for host in hosts)
+    copying = Counter(host.group for host in hosts if host.is_new)
+    kept = Counter(host.group for host in hosts if host.standing != UNABLE)
     return lambda group: (copying[group], kept[group], (group - shard) % state.job.num_groups)
 
 

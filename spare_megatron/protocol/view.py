@@ -25,9 +25,9 @@ class Offer:
     donors: tuple[MemberId, ...]
 
 
-COUNTS, WHOLE, NEW, VOID = "counts", "whole", "new", "void"
+COUNTS, WHOLE, NEW, VOID, UNABLE = "counts", "whole", "new", "void", "unable"
 """How far a host of a state shard is: votes have found its copy to be right; it has reported that it has the state;
-it is to get it; it has reported that it has nothing and no donor."""
+it is to get it; it has reported that it has nothing and no donor; it has reported that it cannot keep the shard."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class StateHost:
     group: int
     incarnation: int
     standing: str = COUNTS
-    """``COUNTS``, ``WHOLE``, ``NEW`` or ``VOID``; all but the first are *new* hosts."""
+    """``COUNTS``, ``WHOLE``, ``NEW`` or ``VOID``; all but the first are *new* hosts. ``UNABLE``: the group is no host,
+    and none will be made of this incarnation."""
     donor: MemberId | None = None
     """For a new host: the counting host that gives it the state of the shard after ``step``."""
     step: int = -1
@@ -52,6 +53,11 @@ class StateHost:
     def counts(self) -> bool:
         """Whether it is a counting host."""
         return self.standing == COUNTS
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is a new host."""
+        return self.standing not in (COUNTS, UNABLE)
 
 
 @dataclass(frozen=True)
@@ -112,7 +118,8 @@ class View:
     asks_made: int = 0
     """Number of the newest ask of any group when this view was made."""
     state_hosts: tuple[StateHost, ...] = ()
-    """The hosts of all state shards, sorted by (shard, group); empty where every group hosts everything."""
+    """The hosts of all state shards, and who cannot be one, sorted by (shard, group); empty where every group hosts
+    everything."""
 
     @property
     def receiver(self) -> MemberId:

@@ -99,7 +99,14 @@ _TIME_TO_TRAIN = with_names(
         "at_this_pace_s": maybe(number),
     }
 )
-_COPIES = with_names({"due": whole, "hosts": numbered(each(whole)), "copying": numbered(numbered(maybe(whole)))})
+_COPIES = with_names(
+    {
+        "due": whole,
+        "hosts": numbered(each(whole)),
+        "copying": numbered(numbered(maybe(whole))),
+        "unable": numbered(each(whole)),
+    }
+)
 _STATUS = (
     {
         "phase": text,

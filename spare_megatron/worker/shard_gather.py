@@ -30,7 +30,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -44,9 +44,15 @@ from spare_megatron.protocol.messages import ReductionResult
 from spare_megatron.protocol.view import View
 from spare_megatron.worker.engine import StepEngine
 from spare_megatron.worker.engine_decorator import PassThrough
+from spare_megatron.worker.free_bytes import free_bytes
 from spare_megatron.worker.packed_state import packed
 from spare_megatron.worker.ticket_reader import LeaveError
 
+GB = 1e9
+BYTES = 4
+"""Of an element of a shard's state."""
+COPIES_MADE = 2
+"""Of a shard that a group gets: what comes, and what is kept of it."""
 LOOK_S = 0.05
 """The interval at which a wait looks whether the job is over, or its epoch."""
 
@@ -56,6 +62,10 @@ class Shards(Protocol):
 
     number: int
     kept: frozenset[int] | None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the state is."""
 
     def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
         """Keep these shards and no other; ``received`` has the state of those that are not kept yet."""
@@ -71,6 +81,9 @@ class Shards(Protocol):
 
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
         """The bits of a shard's state, int32; room for them where they are not ``mine`` to give."""
+
+    def state_size(self, shard: int) -> int:
+        """Elements of :meth:`state`."""
 
     def digests(self, shards: Sequence[int]) -> list[int]:
         """64 bits for each of some shards that are kept."""
@@ -138,8 +151,9 @@ class ShardGather:
 
     def look(self, orders: Orders) -> None:
         """Note a newer epoch."""
+        hosts = tuple(one for one in orders.view.state_hosts if one.counts or one.is_new)
         with self._changed:
-            self._view = orders.view
+            self._view = replace(orders.view, state_hosts=hosts)
             if not orders.view.is_member:
                 self._joins, self._takes_part = True, False
             self._changed.notify_all()
@@ -298,9 +312,40 @@ class ShardGather:
                     return
                 view, step = due
                 first = self._done[0] != view.epoch
+            if first and self._refuses(view, step):
+                self._wait_for_newer(view.epoch)
+                continue
             if first:
                 self._say_have(view)
             self._gather(view, step, first)
+
+    def _refuses(self, view: View, step: int) -> bool:
+        """Report which shards this rank has no memory for, of those of which its group is a new host; then another
+        epoch begins, and nothing is gathered in this one."""
+        with self._changed:
+            there = (self._shards.kept or frozenset()) | self._received.keys()
+        mine = [host for host in view.state_hosts if host.member == view.receiver and host.donor is not None]
+        needed, refused = 0, False
+        for host in mine if not view.leave else ():
+            if host.shard in there:
+                continue
+            own = COPIES_MADE * BYTES * self._shards.state_size(host.shard)
+            why = self._no_room(step, host.shard, needed + own)
+            if why:
+                refused = True
+                self._session.have(view.epoch, host.shard, whole=False, detail=why)
+            else:
+                needed += own
+        return refused
+
+    def _no_room(self, step: int, shard: int, needed: int) -> str:
+        """Why this rank cannot have so many bytes more; empty where it can."""
+        try:
+            self._inject("copy", step, shard)
+            free = free_bytes(self._shards.device)
+        except RuntimeError as error:
+            return f"{error}"
+        return f"it needs {needed / GB:.2f} GB, and {free / GB:.2f} GB are free" if needed > free else ""
 
     def _due(self) -> tuple[View, int] | None:
         view = self._view

@@ -298,6 +298,10 @@ class Model:
             shut = partial(self.do.rules.open, p, shard, False)
             label = f" {p.name} for {shard}"
             yield from self._fault(w, "unable", label, lambda v, shut=shut: self.do.put(v, n, shut()))  # type: ignore[misc]
+        for wanted in self.do.shards.refusable(p) if p.copies is not None else ():
+            no = partial(self.do.shards.refused, p, wanted.shard)
+            label = f" {p.name} for state shard {wanted.shard}"
+            yield from self._fault(w, "unable", label, lambda v, no=no: self.do.put(v, n, no()))  # type: ignore[misc]
         if not p.damage and p.applied >= 0:
             yield from self._fault(w, "damage", f" {p.name}", lambda v: self.do.damage(v, n))
         if self.do.rules.reduces(p) and self.do.sum_of(w, p) is None:

@@ -51,6 +51,8 @@ class Copies(NamedTuple):
     """As a donor: (shard, new host, step) of the states that it has copied."""
     caught: int = -1
     """The step to which it has caught up as a joiner."""
+    refused: tuple[int, int] = (0, 0)
+    """(epoch, shard): what it cannot keep; so it waits for another epoch."""
 
 
 class Result(NamedTuple):

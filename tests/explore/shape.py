@@ -19,7 +19,8 @@ time is over; fail: a reduction fails; damage: a bit of the weights flips; err: 
 somebody asks the job to leave; hurry: the time to wait for groups at the start is over; void: a learner or joiner gives
 its offer up; withdraw: a donor does; slow: a
 group takes its time over its pieces, and may be asked to give some back; ask: a group that is not slow is asked; drain:
-an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to adopt;
+an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to adopt,
+or cannot keep a state shard of which it is a new host;
 speeds: it was measured that a group is slow for long, or is not any more; twin: a launcher starts a process of a group
 whose last one still runs; tune: the tuner orders a save."""
 

@@ -60,6 +60,9 @@ PLAIN = {
     "three groups, two state shards twice, two losses": Shape(
         3, 3, faults=2, kinds=frozenset({"kill"}), state_shards=2, state_copies=2, formed=True
     ),
+    "three groups, two state shards twice, a loss, and one that cannot keep a shard": Shape(
+        3, 3, faults=2, kinds=frozenset({"kill", "unable"}), state_shards=2, state_copies=2, formed=True
+    ),
     "three groups, two state shards once, one is drained": Shape(
         3, 3, faults=1, kinds=frozenset({"drain"}), state_shards=2, state_copies=1, formed=True
     ),
@@ -251,6 +254,8 @@ FULL = {
             *((2, copies, "one is drained, and any fault", 2, ANY | {"drain"}) for copies in (1, 2)),
             (3, 1, "one is drained and a loss", 2, frozenset({"drain", "kill"})),
             (3, 2, "losses and a takeover", 2, frozenset({"kill", "takeover"})),
+            (3, 2, "losses, and one that cannot keep a shard", 3, frozenset({"kill", "unable"})),
+            (3, 1, "one is drained and another cannot keep a shard", 2, frozenset({"drain", "unable"})),
         )
     },
     "three groups, two state shards twice, a group lost and back": Shape(
@@ -270,7 +275,7 @@ FULL = {
 }
 
 WALKED = frozenset(FAULTS) - {"hurry"}
-SHARDS = frozenset({*BACK, "stall", "standstill", "fail", "repeat", "stop", "drain"})
+SHARDS = frozenset({*BACK, "stall", "standstill", "fail", "repeat", "stop", "drain", "unable"})
 """What is explored of state shards, whose saves and damage are not."""
 WALKS = {
     "two groups": Shape(2, 2, steps=4, pieces=2, faults=10, kinds=WALKED, save_every=2, audit_rate=0.5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+from spare_megatron.protocol.view import UNABLE
 from tests.explore.brain import Step
 from tests.explore.memory import Who
 from tests.explore.process import Process, Violation
@@ -40,7 +41,9 @@ def lacks(w: World, gone: Container[Who]) -> str:
     kept = {
         host.shard
         for host in before.state_hosts
-        if host.member in there and ((from_checkpoint and host.counts) or has_state(there[host.member], host.shard, at))
+        if host.standing != UNABLE
+        and host.member in there
+        and ((from_checkpoint and host.counts) or has_state(there[host.member], host.shard, at))
     }
     return "" if len(kept) == before.job.state_shards else "a copy of a state shard"
 

@@ -34,7 +34,8 @@ class ShardProcesses(Processes):
     @staticmethod
     def parts(p: Process) -> list[StateHost]:
         """What its view says of it as a host."""
-        return [host for host in p.known.state_hosts if host.member == (p.group, p.incarnation)]
+        mine = (host for host in p.known.state_hosts if host.member == (p.group, p.incarnation))
+        return [host for host in mine if host.counts or host.is_new]
 
     # ---------------------------------------------------------------------------------------------- what it receives
 
@@ -84,7 +85,8 @@ class ShardProcesses(Processes):
         if epoch == 0 and p.applied == step:
             own |= {shard: step for shard, host in mine.items() if host.counts and shard not in own}
         sums = tuple(one for one in kept.sums if one[0] in mine and self._is_good(one, p))
-        return p._replace(copies=kept._replace(own=tuple(sorted(own.items())), sums=sums))
+        refused = kept.refused if kept.refused[0] == p.known.epoch else (0, 0)
+        return p._replace(copies=kept._replace(own=tuple(sorted(own.items())), sums=sums, refused=refused))
 
     @staticmethod
     def _is_good(one: tuple[int, int, int], p: Process) -> bool:
@@ -117,6 +119,8 @@ class ShardProcesses(Processes):
                 p = self._have(p, host.shard, whole=True)
             elif host.standing == "new" and host.shard not in own and host.donor is None:
                 p = self._have(p, host.shard, whole=False)
+        if self._stands_still(p):
+            p = self.refused(p, self.kept(p).refused[1])
         if self.kept(p).caught == p.applied == p.known.committed[0]:
             p = self._caught(p)
         return p
@@ -146,8 +150,10 @@ class ShardProcesses(Processes):
 
     def reduces(self, p: Process) -> bool:
         """Whether it takes part in the reduction: each shard has a primary."""
-        return super().reduces(p) and {host.shard for host in p.known.state_hosts if host.counts} == set(
-            range(self._spec.state_shards)
+        return (
+            super().reduces(p)
+            and not self._stands_still(p)
+            and {host.shard for host in p.known.state_hosts if host.counts} == set(range(self._spec.state_shards))
         )
 
     def applies(self, p: Process) -> bool:  # type: ignore[override]
@@ -168,7 +174,7 @@ class ShardProcesses(Processes):
 
     def gathers(self, p: Process) -> list[int]:
         """The shards whose weights it lacks: of the step that it has applied or, if it has none, of the last commit."""
-        if p.orders is None or not p.known.is_member:
+        if p.orders is None or not p.known.is_member or self._stands_still(p):
             return []
         step = self.target(p)
         return [shard for shard, known in enumerate(self.kept(p).weights) if known < step]
@@ -190,7 +196,7 @@ class ShardProcesses(Processes):
 
     def fetches(self, p: Process) -> list[Wanted]:
         """What it may fetch as a new host, in the state of the offer or a later one."""
-        if p.orders is None or not p.known.is_member:
+        if p.orders is None or not p.known.is_member or self._stands_still(p):
             return []
         own = dict(self.kept(p).own)
         return [
@@ -210,6 +216,20 @@ class ShardProcesses(Processes):
         sums = tuple(one for one in kept.sums if one[0] != wanted.shard or one[1] > p.applied)
         p = p._replace(copies=kept._replace(weights=tuple(weights), own=tuple(sorted(own.items())), sums=sums))
         return self._have(p, wanted.shard, whole=True)
+
+    def refusable(self, p: Process) -> list[Wanted]:
+        """What it may refuse: an epoch begins with that, and the end of the run has no more of it."""
+        begun = p.held is not None and p.held.value.epoch == p.known.epoch
+        return [] if begun or p.known.leave else self.fetches(p)
+
+    def refused(self, p: Process, shard: int) -> Process:
+        """It cannot keep a shard of which it is a new host."""
+        have = m.Have(p.group, p.incarnation, p.known.epoch, shard, False, "no memory")
+        return p._replace(up=self._up(p, have), copies=self.kept(p)._replace(refused=(p.known.epoch, shard)))
+
+    def _stands_still(self, p: Process) -> bool:
+        """Whether it waits for another epoch, as it has refused a shard in this one."""
+        return self.kept(p).refused[0] == p.known.epoch
 
     def ends(self, p: Process) -> Process | None:
         """After the last step: vote on its weights, which it must have gathered."""

@@ -5,15 +5,17 @@ Those of the first part are decisions of the machine, those of the second part w
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
 
-from spare_megatron.protocol import invariants, state_shards
+from spare_megatron.protocol import invariants, learning, state_shards
 from spare_megatron.protocol.messages import Have
 from spare_megatron.protocol.state import State
-from spare_megatron.protocol.view import COUNTS, StateHost
+from spare_megatron.protocol.transition import ignore
+from spare_megatron.protocol.view import COUNTS, VOID, StateHost
 from tests.explore.model import Model
 from tests.explore.process import Process, Processes
 from tests.explore.search import CounterexampleError, Explorer, play
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 
 Patch = pytest.MonkeyPatch
 TWICE = Shape(3, 3, kinds=frozenset({"kill"}), state_shards=2, state_copies=2, formed=True)
+REFUSED = replace(TWICE, kinds=frozenset({"kill", "unable"}))
 DRAINED = replace(TWICE, faults=1, kinds=frozenset({"drain"}))
 
 
@@ -87,6 +90,29 @@ def test_a_report_of_an_earlier_epoch_counts(monkeypatch: Patch) -> None:
 def test_a_drained_group_is_named_as_a_host(monkeypatch: Patch) -> None:
     monkeypatch.setattr(state_shards, "_able", lambda state: frozenset(state.live))
     finds(DRAINED, "has hosts|leaves, and state shard")
+
+
+def test_nobody_else_is_asked_where_a_group_cannot_keep_a_shard(monkeypatch: Patch) -> None:
+    """The group waits for another epoch, and all others for the group."""
+    monkeypatch.setattr(learning, "take", lambda after, before, taken, why: ignore(after, why))
+    finds(REFUSED, "does not end from here")
+
+
+def test_a_group_is_asked_again_for_what_it_cannot_keep(monkeypatch: Patch) -> None:
+    """It is no host, but counts as one when new ones are named."""
+    monkeypatch.setattr(state_shards, "unable_groups", lambda state: defaultdict(set))
+    finds(REFUSED, "min\\(\\)|has hosts|does not end from here")
+
+
+def test_what_cannot_be_kept_is_hoped_for(monkeypatch: Patch) -> None:
+    """The only copy is lost, and the job waits for a group that has none."""
+
+    def lost(state: State) -> list[int]:
+        hoped = {host.shard for host in state.state_hosts if host.standing != VOID}
+        return [shard for shard in state_shards.uncounted(state) if shard not in hoped]
+
+    monkeypatch.setattr(state_shards, "lost", lost)
+    finds(replace(REFUSED, faults=3), "does not end from here|no copy is left")
 
 
 # ------------------------------------------------------------------------------------------------------- processes

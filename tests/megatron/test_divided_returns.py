@@ -3,14 +3,16 @@ and each copy of a state shard, are those of the job without failures, bit for b
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spare_megatron.cli import drain as drain_command
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.monitor.waiting_counts import waiting_counts
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory, read_json
 from tests.megatron.test_state_redundancy import DIVIDED, check_bits, start, weights, without_failures
 from tests.process.harness import Job
 
@@ -30,6 +32,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def members(job: Job) -> list[int]:
     """How many groups each step had."""
     return [line["live_groups"] for line in job.metrics]
+
+
+def status(job: Job) -> dict[str, Any]:
+    """What spare-status shows."""
+    return read_json(RunDirectory(job.run_dir).status) or {}
 
 
 def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job) -> None:
@@ -79,6 +86,23 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
     check_bits(job, some)
+
+
+def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Job) -> None:
+    """No other one is left: the job has one copy of the shard until the lost group is back, and says so."""
+    faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", BACK)
+    job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=faults)
+    job.wait_for("the loss", lambda: status(job).get("state_copies", {}).get("unable"), 100)
+    known = status(job)["state_copies"]
+    assert (known["hosts"]["0"], known["unable"]) == ([0], {"0": [2]})
+    job.finish(timeout_s=250)
+    assert members(job) == [3, 2, 2, 2, 3, 3, 3, 3], "a group was back too late, or never gone"
+    check_bits(job, undisturbed)
+    said = re.findall(r"^spare: (.*state shard.*)$", (job.run_dir / "launch.out").read_text(), re.MULTILINE)
+    assert said[0] == "state shards 0, 1 have fewer than 2 copies (at least 1); new ones are made on groups 0, 2"
+    assert said[1].startswith("group 2 cannot keep state shard 0: injected at copy of step 1; epoch 3 with 2 of 3 ")
+    assert said[-1].startswith("each of the 3 state shards has 2 copies again, ")
+    assert status(job)["state_copies"]["copying"] == {}
 
 
 def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Job) -> None:

@@ -17,10 +17,12 @@ from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch import fit_host, group_health, health_probe, restarter
 from spare_megatron.launch.group_health import GroupHealth, HealthFault, own_memory_bytes
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
-from spare_megatron.launch.health_probe import HealthNeeds, available_bytes, faults
+from spare_megatron.launch.health_probe import HealthNeeds, faults
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.protocol.codec import encode
+from spare_megatron.runtime import free_memory
 from spare_megatron.runtime.child_guard import ChildGuard
+from spare_megatron.runtime.free_memory import available_bytes
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 NEEDS = HealthNeeds(1 << 20, ("/tmp",))
@@ -56,7 +58,7 @@ def test_the_limits_of_control_groups_count(monkeypatch: pytest.MonkeyPatch, tmp
     if not found:
         pytest.skip("this host has no control groups of version 2")
     name = name.strip().strip("/")
-    monkeypatch.setattr(health_probe, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(free_memory, "CONTROL_GROUPS", tmp_path)
     host = available_bytes()
     for place, most in ((tmp_path / name, "max"), (tmp_path, "9000")):
         place.mkdir(parents=True, exist_ok=True)

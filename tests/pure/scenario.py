@@ -14,7 +14,7 @@ attempt                         a new job attempt starts from step `first`
          [replaces=-1]              inc=-1: a new process, whose incarnation the machine draws
     ready G[,G...]
     caught-up G[,G...] [step=t] [weights=d] [offer=number]
-    have G[,G...] shard=i [not] [epoch=e]
+    have G[,G...] shard=i [not|cannot] [epoch=e]
                                     of a state shard: it has it, or nothing and no donor
     void G [offer=number]
     withdraw G offer=number
@@ -56,7 +56,7 @@ from spare_megatron.protocol import audits
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.invariants import check
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.view import COUNTS, NEW, VOID, WHOLE, Offer, ReliefAsk, View
+from spare_megatron.protocol.view import COUNTS, NEW, UNABLE, VOID, WHOLE, Offer, ReliefAsk, View
 
 FOLDER = Path(__file__).parent / "scenarios"
 
@@ -148,8 +148,8 @@ class Player:
         learner = self.state.learners.get(group)
         number = int(options.get("offer", learner.offer.number if learner and learner.offer else 0))
         if verb == "have":
-            epoch = int(options.get("epoch", self.state.epoch))
-            return m.Have(group, incarnation, epoch, int(options["shard"]), "not" not in plain)
+            epoch, detail = int(options.get("epoch", self.state.epoch)), "no memory" if "cannot" in plain else ""
+            return m.Have(group, incarnation, epoch, int(options["shard"]), not {"not", "cannot"} & set(plain), detail)
         if verb == "ready":
             return m.Ready(group, incarnation)
         if verb == "void":
@@ -295,9 +295,9 @@ def _offered(offer: Offer) -> str:
 
 
 def _kept_by(view: View, shard: int) -> str:
-    """The hosts of a state shard: '[0 1<0@3 2+ 3-]' where 0 counts, 1 gets the state after step 3 from 0, 2 is whole
-    and 3 has nothing."""
-    words = {COUNTS: "", WHOLE: "+", NEW: "?", VOID: "-"}
+    """The hosts of a state shard: '[0 1<0@3 2+ 3-]' where 0 counts, 1 gets the state after step 3 from 0, 2 is whole,
+    3 has nothing and 4! cannot keep it."""
+    words = {COUNTS: "", WHOLE: "+", NEW: "?", VOID: "-", UNABLE: "!"}
     hosts = [host for host in view.state_hosts if host.shard == shard]
     texts = [f"{h.group}<{h.donor[0]}@{h.step}" if h.donor else f"{h.group}{words[h.standing]}" for h in hosts]
     return f"[{' '.join(texts)}]"

@@ -191,7 +191,7 @@ class OptimizerShards:
         """The bits of the parameters of all shards, in this ``order``, as int32; what is in it for others than ``mine``
         means nothing. May run beside the forward and backward passes; no collective."""
         sizes = self.weight_sizes()
-        flat = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
+        flat = torch.empty(sum(sizes), dtype=torch.int32, device=self.device)
         for shard, part in zip(order, flat.split([sizes[shard] for shard in order]), strict=True):
             for values, there in _in_bytes(self._spans[shard], part) if shard in mine else ():
                 there.copy_(values)
@@ -211,7 +211,11 @@ class OptimizerShards:
         if mine:
             tensors = [one for held in self._held[shard] for one in held.carried]
             return torch.cat(tensors).view(torch.int32) if tensors else self._room(0)
-        return self._room(sum(_carried_numel(span) for span in self._spans[shard]))
+        return self._room(self.state_size(shard))
+
+    def state_size(self, shard: int) -> int:
+        """Elements of :meth:`state`."""
+        return sum(_carried_numel(span) for span in self._spans[shard])
 
     def whole(self, states: dict[int, torch.Tensor]) -> Replica:
         """The replica with an optimizer that has the state of all shards. ``states`` has each of them as :meth:`state`,
@@ -235,10 +239,11 @@ class OptimizerShards:
         return replica
 
     def _room(self, size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.int32, device=self._device)
+        return torch.empty(size, dtype=torch.int32, device=self.device)
 
     @property
-    def _device(self) -> torch.device:
+    def device(self) -> torch.device:
+        """Where the state is."""
         return next(self._replica.chunks[0].parameters()).device
 
     def _cut(self) -> None:

@@ -34,9 +34,9 @@ def members(job: Job) -> list[int]:
     return [line["live_groups"] for line in job.metrics]
 
 
-def status(job: Job) -> dict[str, Any]:
-    """What spare-status shows."""
-    return read_json(RunDirectory(job.run_dir).status) or {}
+def copies(job: Job) -> dict[str, Any]:
+    """What spare-status knows of state shards."""
+    return (read_json(RunDirectory(job.run_dir).status) or {}).get("state_copies") or {}
 
 
 def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job) -> None:
@@ -92,8 +92,8 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
     """No other one is left: the job has one copy of the shard until the lost group is back, and says so."""
     faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", BACK)
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=faults)
-    job.wait_for("the loss", lambda: status(job).get("state_copies", {}).get("unable"), 100)
-    known = status(job)["state_copies"]
+    job.wait_for("the loss", lambda: copies(job).get("unable"), 100)
+    known = copies(job)
     assert (known["hosts"]["0"], known["unable"]) == ([0], {"0": [2]})
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 3, 3], "a group was back too late, or never gone"
@@ -102,7 +102,7 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
     assert said[0] == "state shards 0, 1 have fewer than 2 copies (at least 1); new ones are made on groups 0, 2"
     assert said[1].startswith("group 2 cannot keep state shard 0: injected at copy of step 1; epoch 3 with 2 of 3 ")
     assert said[-1].startswith("each of the 3 state shards has 2 copies again, ")
-    assert status(job)["state_copies"]["copying"] == {}
+    assert copies(job)["copying"] == {}
 
 
 def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Job) -> None:

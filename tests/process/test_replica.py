@@ -181,6 +181,40 @@ def test_a_gather_ends_with_its_epoch_and_is_made_again_in_the_next_one(three: G
         assert future.result(BOUND_S).tensors[0].tolist() == [1] * 50_000 + [2] * 50_000
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_an_element_of_a_step_travels_as_so_many_bytes(size: int) -> None:
+    """8 bytes of an exact sum and 4 of what it becomes, and where groups keep a part of the state 2 of its parameter in
+    bf16, each (N - 1) / N times out of every rank. Without the part that is the same for any size."""
+    groups = Groups(size)
+    try:
+        epoch, everybody = groups.view(tuple(range(size))), range(size)
+        sent, steps = [], (4096 * size, 12288 * size)
+        for numel in steps:
+            before = sent_bytes(groups)
+            sums = [torch.arange(numel) + group for group in everybody]
+            requests = {
+                group: Reduction((one,), conversion=toy_conversion.Conversion([one], 1))
+                for group, one in enumerate(sums)
+            }
+            assert all(outcome.ok for outcome in groups.reduce(requests).values())
+            reduced = sent_bytes(groups)
+            gathers = [gathering_of(group, tuple(everybody), numel // size // 2) for group in everybody]
+            futures = [start_gather(groups, group, epoch, one) for group, one in enumerate(gathers)]
+            assert all(future.result(BOUND_S).ok for future in futures)
+            sent.append((reduced - before, sent_bytes(groups) - reduced))
+        (reduced_few, gathered_few), (reduced_many, gathered_many) = sent
+        more = steps[1] - steps[0]
+        assert reduced_many - reduced_few == 12 * more * (size - 1)
+        assert gathered_many - gathered_few == 2 * more * (size - 1)
+    finally:
+        groups.close()
+
+
+def sent_bytes(groups: Groups) -> int:
+    """What all ranks have sent to their right neighbours in this epoch."""
+    return sum(one._links._present.traffic.sent for one in groups.replicas if one._links._present is not None)
+
+
 def test_groups_that_do_not_gather_the_same_thing_find_it_out(three: Groups) -> None:
     three.view((0, 1, 2))
     requests = [gathering_of(0), gathering_of(1), gathering_of(2, numel=49_999)]

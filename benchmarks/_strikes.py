@@ -1,8 +1,8 @@
 """Carries the schedule of a soak out on a job's processes, and notes what became of each fault.
 
 It strikes by the process ids of processes.json, never by names. A fault is left out, and counted, where nobody is there
-to be struck; where the groups that would be left unhurt do not host every shard, for that would be a wipe-out; and
-where spare-launch would not start the coordinator once more.
+to be struck; where the groups that would be left unhurt do not host every shard, or have no compared copy of a state
+shard, for that would be a wipe-out; and where spare-launch would not start the coordinator once more.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Strikes:
         there = {group: [one for one in listed if one["group"] == group] for group in fault.groups}
         if not there or not all(there.values()):
             return NOBODY
-        if not covers(self.unhurt(status) - set(fault.groups), self.hosts):
+        if not covers(self.unhurt(status) - set(fault.groups), [*self.hosts, *state_hosts(status)]):
             return WIPE_OUT
         struck = [self._struck(fault, there[group]) for group in fault.groups]
         if not all(struck):
@@ -255,6 +255,12 @@ class Strikes:
 def members(status: dict[str, Any]) -> set[Member]:
     """Those that the job's status names."""
     return {(int(group), incarnation) for group, incarnation in status.get("live", {}).items()}
+
+
+def state_hosts(status: dict[str, Any]) -> list[list[int]]:
+    """Of each state shard the groups whose copies count, in a job that divides the optimizer's state."""
+    copies = status.get("state_copies")
+    return list(copies["hosts"].values()) if copies else []
 
 
 def process_of(pid: int | None) -> psutil.Process | None:

@@ -4,6 +4,7 @@ else may happen: a chaos soak.
     python benchmarks/soak.py --minutes 10 --seed 1
     python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 30
     python benchmarks/soak.py --minutes 2 --seed 7 --groups 3 --also '--overlap --audit-rate 0.2' --json soak.json
+    python benchmarks/soak.py --minutes 20 --seed 1 --model megatron --mean-gap-s 15 --also '--spare-state-redundancy 2'
     python benchmarks/soak.py --minutes 10 --seed 1 --weather --mean-gap-s 1
 
 The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one rank, a group, two groups in quick

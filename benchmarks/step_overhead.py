@@ -5,6 +5,7 @@
     python benchmarks/step_overhead.py --reduce exact exact32 bf16 [--rounds 10] [--seq-length 256] [--case PP2]
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
     python benchmarks/step_overhead.py --schedules [--rounds 10]
+    python benchmarks/step_overhead.py --state-copies 2 [--rounds 10]
 
 All sides (ours with exact sums of pieces of one microbatch and of four, plain, plain with one gloo device for all
 process groups, ours with fp32 sums, and these once more: what two equal jobs differ by is the error of the others'
@@ -32,6 +33,9 @@ loopback carries no more than so many Mbit/s (needs root): between cores of one 
 only, which overlapping cannot hide.
 
 With --schedules all sides are ours: --spare-schedule tickets, and core a second time, against core.
+
+With --state-copies all sides are ours, in bf16 with exact and with fp32 sums: so many copies of each part of the
+optimizer's state (--spare-state-redundancy), and a whole state in each group a second time, against a whole state.
 """
 
 from __future__ import annotations
@@ -58,17 +62,21 @@ from spare_megatron import kernels
 
 PLAIN, PLAIN_ONE_DEVICE = "plain", "plain, one gloo device"
 MORE_STEPS_THAN_ARE_RUN = "4000"
+CASES_PP2 = ("--pipeline-model-parallel-size", "2")
 CASES = {
-    "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
+    "PP2 x 2 groups, K=8": (2, 2, CASES_PP2, 8),
     "1 x 4 groups, K=8": (4, 1, (), 8),
 }
+COPIES_CASES = {"1 x 4 groups, K=8": (4, 1, (), 8), "PP2 x 3 groups, K=4": (3, 2, CASES_PP2, 4)}
 OVERLAP_CASES = {
     "1 x 2 groups, K=2": (2, 1, (), 2),
-    "PP2 x 2 groups, K=4": (2, 2, ("--pipeline-model-parallel-size", "2"), 4),
+    "PP2 x 2 groups, K=4": (2, 2, CASES_PP2, 4),
 }
 SEQ_LENGTH = 256
+ALONE = ("--overlap", "--reduce", "--schedules", "--state-copies")
+"""Flags of comparisons that start their jobs once."""
 SCHEDULE_CASES = {
-    "PP2 x 2 groups, K=8": (2, 2, ("--pipeline-model-parallel-size", "2"), 8),
+    "PP2 x 2 groups, K=8": (2, 2, CASES_PP2, 8),
     "PP4 x 2 groups, K=8": (2, 4, ("--pipeline-model-parallel-size", "4"), 8),
 }
 LIBRARIES = {
@@ -99,9 +107,10 @@ def main() -> None:
     parser.add_argument("--reduce", nargs="+", choices=("exact", "exact32", "bf16"), help="modes to compare with fp32")
     parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
     parser.add_argument("--schedules", action="store_true", help="compare the values of --spare-schedule")
+    parser.add_argument("--state-copies", type=int, default=0, metavar="R", help="compare jobs with R copies of state")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
-    other = [flag for flag in ("--overlap", "--reduce", "--schedules") if getattr(options, flag.removeprefix("--"))]
+    other = [flag for flag in ALONE if getattr(options, flag.removeprefix("--").replace("-", "_"))]
     if other and options.starts != 1:
         parser.error(
             f"--starts {options.starts} divides the rounds against plain jobs only; leave --starts or {other[0]} out"
@@ -118,6 +127,8 @@ def main() -> None:
         _modes(options)
     elif options.schedules:
         _schedules(options)
+    elif options.state_copies:
+        _state_copies(options)
     else:
         _against_plain(options)
 
@@ -203,6 +214,27 @@ def _schedules(options: argparse.Namespace) -> None:
                 {"case": name, "schedule": one, "against": "core", **_ratio(one, "core", rounds, _cpu_s(sides))}
             )
     _report("step_schedules", options, rows)
+
+
+def _state_copies(options: argparse.Namespace) -> None:
+    rows = []
+    for name, groups, _, flags in _chosen(COPIES_CASES, options):
+        for mode in ("exact", "fp32"):
+            common = (*flags, "--bf16", "--spare-reduce", mode)
+            some = f"{options.state_copies} copies"
+            with _folder() as folder:
+                sides = {
+                    "whole": ours(folder / "whole", groups, common),
+                    some: ours(
+                        folder / "some", groups, (*common, "--spare-state-redundancy", str(options.state_copies))
+                    ),
+                    "whole again": ours(folder / "again", groups, common),
+                }
+                rounds = take_turns(sides, options.rounds, options.steps)
+            for one in (some, "whole again"):
+                figures = _ratio(one, "whole", rounds, _cpu_s(sides))
+                rows.append({"case": name, "reduce": mode, "state": one, "against": "whole", **figures})
+    _report("step_state_copies", options, rows)
 
 
 def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[tuple]:

@@ -20,6 +20,7 @@ from benchmarks._chaos import (
     PAUSES,
     SHORT,
     WEIGHTS,
+    Fault,
     Kind,
     covers,
     schedule,
@@ -111,6 +112,20 @@ def test_a_fault_where_nobody_is_is_left_out(tmp_path: Path) -> None:
     assert strikes.carried_out == 0
     assert strikes.skipped == {"nobody was there": len(faults)}
     assert len((tmp_path / "faults.jsonl").read_text().splitlines()) == len(faults)
+
+
+@pytest.mark.parametrize(("hosts", "skipped"), [([1], "would be a wipe-out"), ([1, 2], "nobody was there")])
+def test_the_last_copy_of_a_state_shard_is_left_alone(tmp_path: Path, hosts: list[int], skipped: str) -> None:
+    fault = Fault(1.0, Kind.KILL_GROUP, (1,), -1, 0.0, 0.0, fatal=True)
+    strikes = Strikes(tmp_path, (fault,), [[0, 1, 2]], lambda: 10.0)
+    ranks = [{"group": group, "position": 0, "pid": None, "incarnation": 0} for group in range(3)]
+    (tmp_path / "processes.json").write_text(json.dumps({"ranks": ranks}))
+    status(tmp_path, 0, g0=0, g1=0, g2=0)
+    reported = json.loads((tmp_path / "status.json").read_text())
+    copies = {"due": 2, "hosts": {"0": [0, 2], "1": hosts}, "copying": {}, "unable": {}}
+    (tmp_path / "status.json").write_text(json.dumps({**reported, "state_copies": copies}))
+    strikes.act()
+    assert strikes.skipped == {skipped: 1}
 
 
 def test_growth_is_measured_within_each_process() -> None:

@@ -37,7 +37,7 @@ class FailedError(Exception):
     """The attempt cannot succeed in this epoch."""
 
 
-class Attempt:
+class EpochAttempt:
     """One attempt. ``changed`` guards the communicators' fields."""
 
     def __init__(

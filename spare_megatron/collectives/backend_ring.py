@@ -92,12 +92,12 @@ class RingBackend:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
         self._left, self._right = self._links.use(self._epoch)
         self._traffic.wait_for_peers = wait_for_peers
-        given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted, shares)
+        given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted)
         try:
             if self._compiled is None:
-                self._sum(RingStreams(*given))
+                self._sum(RingStreams(*given, shares=shares))
             else:
-                self._run(NativeSum(*given, library=self._compiled))
+                self._run(NativeSum(*given, shares=shares, library=self._compiled))
         finally:
             self._traffic.wants = self._traffic.offers = False
             self._left = self._right = None

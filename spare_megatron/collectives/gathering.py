@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spare_megatron.collectives.attempt import Attempt, FailedError
+from spare_megatron.collectives.attempt import EpochAttempt, FailedError
 from spare_megatron.collectives.buckets import Header, ready_fence
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.reduction import ReduceOutcome
@@ -37,7 +37,7 @@ class Gathering:
     """Summed over the members, with the same keys on each."""
 
 
-class OpenGathering(Attempt):
+class OpenGathering(EpochAttempt):
     """One attempt."""
 
     def __init__(

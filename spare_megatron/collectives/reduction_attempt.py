@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from spare_megatron.collectives.attempt import Attempt, FailedError
+from spare_megatron.collectives.attempt import EpochAttempt, FailedError
 from spare_megatron.collectives.buckets import WINDOW, BucketLayout, BufferPool, Buffers, Header, overlapped_bytes
 from spare_megatron.collectives.communicator import Communicator
 from spare_megatron.collectives.converting import ConvertedBucket
@@ -30,7 +30,7 @@ QUIET_GRACE_S = 0.2
 milliseconds, before it makes a second set."""
 
 
-class OpenReduction(Attempt):
+class OpenReduction(EpochAttempt):
     """One attempt, made by :meth:`~spare_megatron.collectives.replica_communicators.ReplicaCommunicators.begin`."""
 
     def __init__(
@@ -46,7 +46,7 @@ class OpenReduction(Attempt):
     ) -> None:
         """
         Args:
-            stale, find: see :class:`Attempt`.
+            stale, find: see :class:`EpochAttempt`.
             changed: guards the communicators' fields and ``pool``.
         """
         super().__init__(epoch, stale, find, changed)

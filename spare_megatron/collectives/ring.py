@@ -56,6 +56,7 @@ class RingStreams:
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
+        *,
         shares: Shares | None = None,
     ) -> None:
         """

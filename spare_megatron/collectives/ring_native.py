@@ -105,8 +105,8 @@ class NativeSum:
         scratch: torch.Tensor,
         source: torch.Tensor | None = None,
         converted: ConvertedBucket | None = None,
-        shares: Shares | None = None,
         *,
+        shares: Shares | None = None,
         library: CDLL,
     ) -> None:
         """See :class:`~spare_megatron.collectives.ring.RingStreams`."""

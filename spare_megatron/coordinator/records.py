@@ -24,8 +24,8 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.control_plane.group_aggregation import first_part
 from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.board_thread import BoardThread
+from spare_megatron.coordinator.copies_watch import CopiesWatch, state_copies
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.coordinator.state_copies import CopiesWatch, state_copies
 from spare_megatron.coordinator.status_figures import status_figures
 from spare_megatron.metrics.boards import BoardPoint, Boards, points
 from spare_megatron.metrics.iteration_line import IterationLines, evaluation_lines

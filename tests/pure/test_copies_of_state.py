@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spare_megatron.coordinator.state_copies import CopiesWatch, state_copies
+from spare_megatron.coordinator.copies_watch import CopiesWatch, state_copies
 from spare_megatron.monitor.status_texts import status_text
 from tests.pure.scenario import Player
 from tests.pure.test_status_figures import STATUS

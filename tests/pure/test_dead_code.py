@@ -25,7 +25,10 @@ EXCEPTIONS = {
         *("set_up_planner", "create_local_plan", "create_global_plan", "finish_plan", "load_bytes", "resolve_tensor"),
         *("commit_tensor", "multi_set", "compare_set", "delete_key", "num_keys", "has_extended_api"),
     ),
-    "read by torch": ("_timeout", "blocking", "is_high_priority_stream", "reduceOp", "barrier_with_L1_time"),
+    "read by torch": (
+        *("_timeout", "blocking", "is_high_priority_stream", "reduceOp", "rootRank", "rootTensor"),
+        "barrier_with_L1_time",
+    ),
     "called by io, grpc and aiohttp": ("writable", "intercept_service"),
     "read by numpy and tempfile": ("writeable", "tempdir"),
     "read by compiled code, or an outcome of it": ("other_type", "source_type", "NO_POLL", "SHORTAGE", "UNEVEN"),

@@ -26,7 +26,9 @@ def _all_reduce(
     size = len(wires)
     scratches = [torch.empty(SEGMENT_BYTES, dtype=torch.uint8) for _ in wires]
     rings = [
-        RingStreams(wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank], shares)
+        RingStreams(
+            wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank], shares=shares
+        )
         for rank, wire in enumerate(wires)
     ]
     pipes, counts = [bytearray() for _ in range(size)], [0] * size

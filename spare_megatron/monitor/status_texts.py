@@ -128,10 +128,15 @@ def _threat(status: Mapping[str, Any]) -> str:
     return f": the loss of {who} would be a wipe-out" if last else ", whose loss would be a wipe-out"
 
 
+def short_shards(copies: Mapping[str, Any] | None) -> list[str]:
+    """The state shards that have too few copies, of ``state_copies`` of status.json."""
+    hosts = copies["hosts"] if copies else {}
+    return [shard for shard in hosts if copies and len(hosts[shard]) < copies["due"]]
+
+
 def _state_copies(reported: Mapping[str, Any]) -> Iterator[str]:
     """Which groups keep which state shards, and what is being copied; of many shards only those with too few copies."""
-    due, hosts = reported["due"], reported["hosts"]
-    lacking = [shard for shard in hosts if len(hosts[shard]) < due]
+    due, hosts, lacking = reported["due"], reported["hosts"], short_shards(reported)
     if lacking:
         shards = counted(len(lacking), "state shard has", "state shards have")
         yield f"{shards} fewer than {counted(due, 'copy', 'copies')}"

@@ -44,8 +44,8 @@ def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, f
             items["sums of gradients"] += widths.accumulator * part.parameters / part.sharing
         items["reduced gradients"] += part.result_bytes(ns.spare_reduce)
         items["optimizer"] += MAIN_BYTES * values * part.parameters / part.sharing * copies * (1 - on_host)
-    if copies < 1:  # as they are sent, and as they come
-        items["gathered weights"] = 2 * items["weights"]
+    if copies < 1:
+        items["gathered weights"] = items["weights"]
     return {**items, "activations": activation_bytes(ns, shape, vocabulary)}
 
 

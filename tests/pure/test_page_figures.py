@@ -23,7 +23,7 @@ USE = re.compile(r"(spare_megatron_\w+)(?:\{(.*?)\})?")
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
-COPIES = {"due": 2, "hosts": {"0": [0, 1], "1": [2], "2": [3]}, "copying": {"1": {"3": 2}}}
+COPIES = {"due": 2, "hosts": {"0": [0, 1], "1": [2], "2": [3]}, "copying": {"1": {"3": 2}}, "unable": {}}
 """Of the state shards in status.json."""
 
 

@@ -102,6 +102,27 @@ def test_events_have_the_reason_and_the_cost_of_a_failure() -> None:
     json.dumps(changes(None, frame), allow_nan=False)
 
 
+def test_missing_copies_of_state_are_shown() -> None:
+    job, drawing = ScriptedJob(), RunDrawing()
+    job.step()
+    copies = {"due": 2, "hosts": {"0": [0, 1], "1": [1, 2]}, "copying": {}, "unable": {}}
+    found = []
+    for hosts in (copies["hosts"], {"0": [0], "1": [1, 2]}):
+        picture = job.picture()
+        picture.status = {
+            "phase": "running",
+            "saved_step": -1,
+            "outcome": "",
+            "state_copies": {**copies, "hosts": hosts},
+        }
+        head = drawing.frame(picture, job.now_s).head
+        found.append((head["tone"], head["lines"][:2]))
+    assert found == [
+        ("good", ("each of the 2 state shards has 2 copies", "  state shard 0: on groups 0-1")),
+        ("warn", ("1 state shard has fewer than 2 copies", "  state shard 0: on group 0")),
+    ]
+
+
 def test_before_the_first_group_there_is_a_frame_too() -> None:
     job = ScriptedJob()
     job.transitions = []

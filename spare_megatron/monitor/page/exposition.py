@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from spare_megatron.monitor.job_picture import JobPicture
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.page.run_drawing import cells_of
+from spare_megatron.monitor.status_texts import short_shards
 from spare_megatron.monitor.wall_time import PARTS
 
 STATES = ("starting", "live", "patching", "learning", "dead")
@@ -113,9 +114,8 @@ def _figures(picture: JobPicture) -> _Found | None:
     if picture.status.get("hosts_least") is not None:
         values["hosts_least"] = picture.status["hosts_least"]
     if copies := picture.status.get("state_copies"):
-        numbers = [len(groups) for groups in copies["hosts"].values()]
-        values["state_copies_least"] = min(numbers)
-        values["state_shards_lacking"] = sum(number < copies["due"] for number in numbers)
+        values["state_copies_least"] = min(map(len, copies["hosts"].values()))
+        values["state_shards_lacking"] = len(short_shards(copies))
     if picture.status.get("load"):
         values["load_pieces"] = max(picture.status["load"].values())
     reported = picture.status.get("groups", {})

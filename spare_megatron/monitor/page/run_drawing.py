@@ -22,7 +22,7 @@ from spare_megatron.monitor.job_texts import (
 from spare_megatron.monitor.page.frame import Cell, Frame
 from spare_megatron.monitor.page.step_points import StepPoints
 from spare_megatron.monitor.speed_texts import speed_lines
-from spare_megatron.monitor.status_texts import outlook
+from spare_megatron.monitor.status_texts import outlook, short_shards
 from spare_megatron.monitor.wall_time import PARTS, WallTime
 
 REPORTED_MAX = 200
@@ -98,7 +98,8 @@ def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[s
         lines.insert(0, f"the coordinator has written nothing new for {quiet}")
     phase = job_attempt.outcome or ("starting" if job_attempt.begun_s is None else "training")
     tone = "bad" if job_attempt.outcome in ("wipe-out", "failed") else "warn" if quiet_s > QUIET_S else "good"
-    if status.get("hosts_least") == 1 < len(job_attempt.spec.offsets) and phase == "training":
+    threatened = status.get("hosts_least") == 1 < len(job_attempt.spec.offsets)
+    if phase == "training" and (threatened or short_shards(status.get("state_copies"))):
         tone = "warn"
     return {
         "phase": phase,

@@ -426,9 +426,6 @@ def check_shapes(ns: Namespace, shape: JobShape) -> None:
         "ranks of a group that share parameters (inner data or context parallel) have not been tried in it": (
             shape.inner_data * shape.context > 1
         ),
-        "experts have gradient buffers of their own": ns.num_experts is not None,
-        "the embedding and the output layer share a weight, which home has on two stages: give "
-        "--untie-embeddings-and-output-weights": not ns.untie_embeddings_and_output_weights,
         "standbys have the home shape: leave --spare-standby-groups out": ns.spare_standby_groups > 0,
         "only groups that are started again come back: give --spare-max-group-restarts": (
             ns.spare_max_group_restarts == 0

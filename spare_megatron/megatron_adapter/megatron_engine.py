@@ -121,6 +121,22 @@ class RowState(TransferableState):
             parts["scales_of_exact_sums"] = self.exact.scales
         return weights_checksums(self.replica, parts)
 
+    def summed(self) -> list[torch.Tensor]:
+        """In exact modes the row's tensors of :meth:`MegatronEngine.local_sum`. Collective in the group."""
+        return [*([] if self.exact is None else self.exact.tensors()), *self.counted()]
+
+    def counted(self) -> list[torch.Tensor]:
+        """The routing counts, as one tensor, where there are any."""
+        return [torch.stack(list(self._routing)).to(torch.int64).reshape(-1)] if self._routing else []
+
+    def take_counts(self, reduced: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Take the row's routing counts from its results; returns its sums of gradients."""
+        gradients, counted = self._parted(reduced)
+        if self._routing:
+            for counts, total in zip(self._routing, counted[0].view(len(self._routing), -1), strict=True):
+                counts.copy_(total)
+        return gradients
+
     def _parted(self, reduced: Sequence[torch.Tensor]) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
         """The sums of gradients, and what follows them."""
         number = len(reduced) - bool(self._routing) if self.exact is None else self.exact.num_buffers
@@ -135,6 +151,7 @@ class MegatronRow(RowState):
     ) -> None:
         """``replica`` has the row; ``exact`` and ``shards`` are of it alone."""
         self._engine, self.replica, self.exact, self.shards = engine, replica, exact, shards
+        self._routing = [] if replica.row is None else replica.row.counts
 
     @property
     def applied(self) -> int:  # type: ignore[override]
@@ -210,7 +227,7 @@ class MegatronEngine(RowState):
         flips_now = None if flips is None else lambda point, n: flips(point, self._step, n)
         self._rows: list[MegatronRow] = []
         if len(rows) > 1:
-            parts = rows_of_replica(replica.chunks, replica.config, home_stages, rows)
+            parts = rows_of_replica(replica.chunks, replica.config, replica.head, home_stages, rows)
             replicas = [dataclasses.replace(replica, row=part) for part in parts]
             exacts = [ExactGradients(one, world, method, flips_now) for one in replicas]
             self.exact = cast(ExactGradients, ExactRows(replicas, exacts))
@@ -278,10 +295,9 @@ class MegatronEngine(RowState):
         """
         self._outflow.arrivals.unwatch()
         self._scalars = self._group_sums(self._sums, self._routing_losses.scalars())
-        result = self.exact.tensors() if self.exact is not None else self._plain_sums()
-        if self._routing:
-            result.append(torch.stack(self._routing).to(torch.int64).reshape(-1))
-        return result
+        if self.exact is None:
+            return [*self._plain_sums(), *self.counted()]
+        return [one for row in self.rows() for one in row.summed()]
 
     def _plain_sums(self) -> list[torch.Tensor]:
         return [one.over_ranks() for one in self._sums_in_group()]
@@ -305,11 +321,11 @@ class MegatronEngine(RowState):
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Update the weights from the committed sums over all pieces of the step; returns the figures to log, the same
         on every rank."""
-        replica = self.replica
-        gradients, counted = self._parted(reduced)
-        if self._routing:
-            for counts, total in zip(self._routing, counted[0].view(len(self._routing), -1), strict=True):
-                counts.copy_(total)
+        replica, at, gradients = self.replica, 0, list[torch.Tensor]()
+        for row in self.rows():
+            stop = at + row.sums + 1 if self._rows else len(reduced)  # a row's check vector is the last
+            gradients += row.take_counts(reduced[at:stop])
+            at = stop
         loss_scale = float(replica.optimizer.get_loss_scale().item())
         updated, grad_norm, zeros = False, None, None
         if self._take_gradients(step, gradients, scalars):

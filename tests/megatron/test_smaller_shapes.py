@@ -18,12 +18,18 @@ FLAGS = (
     *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
     *("--eval-interval", "5", "--eval-iters", "2", "--num-workers", "0", "--global-batch-size", "6"),
-    *("--spare-reduce", "exact", "--spare-piece-microbatches", "1", "--untie-embeddings-and-output-weights"),
+    *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
     *("--save-interval", "1000"),
 )
 PP2, BACK = ("--pipeline-model-parallel-size", "2"), ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
+EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid"),
+    *("--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "aux_loss", "--moe-aux-loss-coeff", "1e-2"),
+)
 LAYOUTS = {
     "PP2": (PP2, "1"),
+    "untied": ((*PP2, "--untie-embeddings-and-output-weights"), "1"),
+    "experts": ((*PP2, *EXPERTS), "1"),
     "PP4": (("--pipeline-model-parallel-size", "4"), "2"),
     "TP2xPP2": ((*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"), "1"),
     "bf16": ((*PP2, "--bf16", "--overlap-grad-reduce"), "1"),

@@ -67,13 +67,12 @@ class _Buffer:
         self.gradient = gradient
         self.accumulator = torch.empty(0, dtype=dtype, device=gradient.device)
         storage, start = gradient.untyped_storage(), gradient.storage_offset()
-        whole = getattr(buffer, "whole", gradient.numel())
-        assert start + gradient.numel() <= whole, "the gradient buffer does not begin its storage"
-        size = dtype.itemsize * whole
+        assert start == 0, "the gradient buffer does not begin its storage"
+        size = dtype.itemsize * gradient.numel()
         if storage.nbytes() != size:
             storage.resize_(0)  # else both would be there at once, and the old values copied
             storage.resize_(size)
-        self.accumulator.set_(storage, start, (gradient.numel(),), (1,))
+        self.accumulator.set_(storage, 0, (gradient.numel(),), (1,))
         self.sum = GroupSum(self.accumulator, group, parts_of(buffer, group))
         self.of_ranks = [parts_of(buffer, group, rank) for rank in range(group.size())]
         """The parts of the sum that each rank of ``group`` keeps."""
@@ -110,7 +109,7 @@ class ExactGradients:
         terms, unit_bits = world.shape.pieces * sharing, _unit_bits(replica, world)
         self.format = kind(self._slots, terms, unit_bits, device)  # type: ignore[call-arg]
         self._optimizer = replica.optimizer
-        self._head = replica.head
+        self._head = replica.head if replica.row is None else None
         set_norm(replica.optimizer, self._gradient_norm)
         self._kept = [piece for buffer in range(len(self._buffers)) for piece in self._kept_of(buffer)]
         self._reports = torch.zeros(len(self._slots), 2, dtype=torch.int64, device=device)

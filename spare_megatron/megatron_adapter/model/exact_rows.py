@@ -1,8 +1,7 @@
 """The exact sums of a rank with several rows: :class:`~spare_megatron.megatron_adapter.model.exact.ExactGradients` of
 each, called as one.
 
-The tensors of all rows stand one after the other, in the order of the rows; behind the results of each row is its check
-vector.
+The tensors of all rows stand one after the other, in the order of the rows.
 """
 
 from __future__ import annotations
@@ -30,6 +29,15 @@ class ExactRows:
             for parameter in replica.row.parameters
         }
 
+        self._tied = [
+            (updated.main_grad, parameter.main_grad)
+            for replica in replicas
+            if replica.row is not None
+            for parameter, updated in replica.row.parameters.items()
+            if updated is not parameter
+        ]
+        """The gradient of an embedding, and that of its use by an output layer, which is in another row."""
+
         def accumulate(parameter: torch.nn.Parameter) -> None:
             of[parameter].accumulate(parameter)
 
@@ -38,8 +46,8 @@ class ExactRows:
 
     @property
     def num_buffers(self) -> int:
-        """Number of results: a sum for each buffer of each row, and check vectors."""
-        return sum(row.num_buffers + 1 for row in self.rows)
+        """Number of sums that :meth:`tensors` returns."""
+        return sum(row.num_buffers for row in self.rows)
 
     @property
     def needs_all(self) -> bool:
@@ -106,12 +114,14 @@ class ExactRows:
         """Which accumulator is damaged; empty for none."""
         return next(filter(None, (row.accumulators_fault(suspected) for row in self.rows)), "")
 
-    def finalize(self, results: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
-        """Write the results / divisor into the gradients, and choose the next step's scales."""
+    def finalize(self, sums: Sequence[torch.Tensor], divisor: float, overflows: bool) -> None:
+        """Write the sums / divisor into the gradients, and choose the next step's scales."""
         at = 0
         for row in self.rows:
-            row.finalize(results[at : at + row.num_buffers], divisor, overflows)
-            at += row.num_buffers + 1
+            row.finalize(sums[at : at + row.num_buffers], divisor, overflows)
+            at += row.num_buffers
+        for gradient, tied in self._tied:  # as megatron-core does between two stages
+            gradient.add_(tied)
 
     def infinite(self, divisor: float) -> bool:
         """Whether a sum of the step, or it divided by ``divisor``, exceeds fp32."""

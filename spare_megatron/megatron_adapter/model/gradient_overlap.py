@@ -61,15 +61,13 @@ def gradient_buffers(replica: Replica) -> Sequence[tuple[int, Any, Any]]:
     """(chunk number, megatron-core's buffer, process group of the ranks that share its parameters), in the order in
     which the last backward passes of a run fill the buffers. Of the buffers of one chunk, which fill at the same time,
     the largest is first: with experts it has most of the bytes, and a small one at the end delays less."""
+    if replica.row is not None:
+        return replica.row.buffers
     result: list[tuple[int, Any, Any]] = []
     for number, chunk in reversed(list(enumerate(replica.chunks))):
         mine = [(number, buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
         mine += [(number, buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         result += sorted(mine, key=lambda one: one[1].grad_data.numel(), reverse=True)
-    if replica.row is not None:
-        parts = [(number, replica.row.parts_of(buffer), group) for number, buffer, group in result]
-        found = [(number, part, group) for number, part, group in parts if part is not None]
-        result = sorted(found, key=lambda one: one[1].grad_data.numel(), reverse=True)
     if replica.head is not None:  # a backward pass begins there
         result.insert(0, (0, replica.head.buffer, replica.chunks[0].dp_cp_group))
     return result

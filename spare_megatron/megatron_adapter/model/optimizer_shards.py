@@ -345,6 +345,7 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
     found = {}
     model = {one.untyped_storage().data_ptr() for chunk in replica.chunks for one in chunk.parameters()}
     names = summed_names(replica)
+    mine = None if replica.row is None else replica.row.parameters
     for number, part in enumerate(replica.optimizer.chained_optimizers):
         groups = part.optimizer.param_groups
         places = {id(one): (number, g, n) for g, group in enumerate(groups) for n, one in enumerate(group["params"])}
@@ -353,9 +354,9 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
             is_slice = True
         else:
             mains, is_slice = main_copies(part), False
+        if mine is not None:
+            mains = {one: mains[updated] for one, updated in mine.items() if updated in mains}
         for parameter, main in mains.items():
-            if replica.row is not None and parameter not in replica.row.parameters:
-                continue
             cuts = main.is_contiguous() and not is_emerging(part)
             at, in_model = places[id(main)], main.untyped_storage().data_ptr() in model
             place = names[parameter]

@@ -17,13 +17,15 @@ from spare_megatron.megatron_adapter.model.replica import Replica
 
 def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
     """Name in the whole model and data of each parameter and persistent buffer of this rank, in a fixed order."""
-    for chunk, names in zip(replica.chunks, global_names(replica.chunks), strict=True):
-        tensors = chunk.module.state_dict()
-        row = None if replica.row is None else replica.row.names
-        for name in sorted(tensors) if row is None else sorted(row.keys() & tensors.keys(), key=lambda one: row[one]):
-            tensor = tensors[name]
-            if torch.is_tensor(tensor):
-                yield names.get(name, name), tensor
+    chunks = [chunk.module.state_dict() for chunk in replica.chunks]
+    if replica.row is not None:
+        listed = [(chunks[0].get(one.name), one.model) for one in replica.row.tensors]
+    else:
+        of_chunks = zip(chunks, global_names(replica.chunks), strict=True)
+        listed = [(tensors[name], names.get(name, name)) for tensors, names in of_chunks for name in sorted(tensors)]
+    for tensor, name in listed:
+        if torch.is_tensor(tensor):
+            yield name, tensor
 
 
 def weights_digest(replica: Replica, beside: Sequence[kernels.Digestible] = ()) -> str:

@@ -23,8 +23,8 @@ from spare_megatron.megatron_adapter.model.global_names import unwrapped
 
 
 @dataclass
-class HeadBuffer:
-    """What is read of megatron-core's gradient buffers, of one parameter; ranks that share it sum it whole."""
+class PlainBuffer:
+    """What is read of megatron-core's gradient buffers, of a buffer that ranks which share it sum whole."""
 
     grad_data: torch.Tensor
     param_index_map: dict[torch.nn.Parameter, tuple[int, int, int]]
@@ -41,7 +41,7 @@ class TiedHead:
         self.weight = weight
         self.parameter = torch.nn.Parameter(weight.detach())
         gradient = torch.zeros(weight.numel(), dtype=torch.float32, device=weight.device)
-        self.buffer = HeadBuffer(gradient, {self.parameter: (0, weight.numel(), 0)})
+        self.buffer = PlainBuffer(gradient, {self.parameter: (0, weight.numel(), 0)})
 
         def apart(_head: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
             if named.get("weight") is not weight or not torch.is_grad_enabled():

@@ -125,8 +125,8 @@ def _rounded(part: Any) -> Iterator[torch.Tensor]:
 
 def _counting(part: Any, replica: Replica) -> list[dict[str, Any]]:
     """The states of the tensors that the optimizer updates and counts steps of, in a fixed order."""
-    row = replica.row
-    mine = None if row is None else {id(main) for one, main in main_copies(part).items() if one in row.parameters}
+    row = None if replica.row is None else set(replica.row.parameters.values())
+    mine = None if row is None else {id(main) for one, main in main_copies(part).items() if one in row}
     updated = [one for group in part.param_groups for one in group["params"] if mine is None or id(one) in mine]
     return [state for one in updated if "step" in (state := part.optimizer.state.get(one, {}))]
 

@@ -3,10 +3,11 @@
 Where the host is not fit for all ranks of a group, a smaller shape (:mod:`spare_megatron.config.rows`) needs fewer: it
 is taken if the host is fit for it, the largest one first, on the first or the last of the group's devices. Such a group
 computes more slowly. The host is looked at again every :data:`HOME_LOOK_S`; once it is fit for the home shape the group
-is drained, so that it leaves with a commit, and is started again at once.
+is drained, so that it leaves with a commit, and is started again at once. Where the group finds its host unfit all the
+same, it waits twice as long before the next attempt, so it does not go back and forth.
 
-Promises: a group leaves its smaller shape only by a drain that others can do without, or by its own loss; a drain that
-the user has asked for is not taken back.
+Promises: a group leaves its smaller shape only by a drain that others can do without, or by its own loss; it goes home
+in the end, if its host stays fit; a drain that the user has asked for is not taken back.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 HOME_LOOK_S = 10.0
 """Time between two looks at whether a host is fit for the home shape."""
+HOME_LOOKS_MOST = 32
+"""So many of these times a group waits at most that was on its way home and is in a smaller shape again."""
 LEAVE_LOOK_S = 0.1
 """Time between two looks at whether a group has left."""
 
@@ -47,43 +50,53 @@ class WayHome:
         there."""
         self._fault, self._client, self._dir = fault, client, run_dir
         self._announce, self._is_left = announce, is_left
+        self._ways: dict[int, tuple[int, int]] = {}
+        """Group -> the incarnation that left last to go home, and how many have done so one after the other."""
 
-    async def bring_home(self, start: GroupStart, leaves: Callable[[GroupStart], None]) -> None:
+    async def bring_home(
+        self, start: GroupStart, leaves: Callable[[GroupStart], None], stays: Callable[[GroupStart], None]
+    ) -> None:
         """While ``start`` is in a smaller shape, wait until its host is fit for the home shape, then have the group
-        leave with a commit; ``leaves`` is called before, and whoever starts lost groups again does the rest."""
+        leave with a commit; ``leaves`` is called before, and whoever starts lost groups again does the rest. ``stays``
+        is called where others cannot do without the group; then it is asked again later."""
         self._announce(
             f"group {start.group} is started with {counted(start.stages, 'pipeline stage')} until all its devices are "
             "fit"
         )
-        while await self._fault(start) is not None:
+        left, ways = self._ways.get(start.group, (start.incarnation, 0))
+        ways = ways if start.incarnation == left + 1 else 0
+        reason, refusal = "all its devices are fit again", ""
+        await asyncio.sleep(HOME_LOOK_S * (min(HOME_LOOKS_MOST, 2**ways) - 1))
+        while self._is_left(start):
+            if await self._fault(start) is None and self._is_left(start) and self._can_be_asked(start.group):
+                leaves(start)
+                answer = await self._drain(start.group, reason, undo=False)
+                if answer is None:
+                    return
+                if not answer.refusal:
+                    break
+                stays(start)
+                if answer.refusal != refusal:
+                    refusal = answer.refusal
+                    self._announce(f"group {start.group} stays as it is for now: {refusal}")
             await asyncio.sleep(HOME_LOOK_S)
-            if not self._is_left(start):
-                return
-        while self._is_left(start) and start.group not in self._members():
-            await asyncio.sleep(HOME_LOOK_S)
-        if not self._is_left(start) or start.group in self._drained():
+        else:
             return
-        reason = "all its devices are fit again"
-        leaves(start)
-        answer = await self._drain(start.group, reason, undo=False)
-        if answer is None or answer.refusal:
-            self._announce(f"group {start.group} stays as it is: {answer.refusal if answer else 'the job is over'}")
-            return
+        self._ways[start.group] = start.incarnation, ways + 1
         self._announce(f"group {start.group} leaves with a commit, because {reason}")
         while self._is_left(start):
             await asyncio.sleep(LEAVE_LOOK_S)
         await self._drain(start.group, reason, undo=True)
 
+    def _can_be_asked(self, group: int) -> bool:
+        """Whether a group is a member, and the user has not asked it to leave."""
+        status = glance(self._dir.status) or {}
+        return str(group) in status.get("live", {}) and group not in status.get("drained", [])
+
     async def _drain(self, group: int, reason: str, *, undo: bool) -> pb.DrainAnswer | None:
         request = pb.DrainRequest(groups=[group], reason=reason, undo=undo)
         answer: pb.DrainAnswer | None = await self._client.tell("Drain", request, pb.DrainAnswer)
         return answer
-
-    def _members(self) -> set[int]:
-        return {int(group) for group in (glance(self._dir.status) or {}).get("live", {})}
-
-    def _drained(self) -> set[int]:
-        return set((glance(self._dir.status) or {}).get("drained", []))
 
 
 class GroupShapes:

@@ -273,7 +273,7 @@ class LocalAttempt:
         start = self._shapes.chosen(start)
         self._ranks.start(start, self._book.slot_of(start.group))
         if start.stages:
-            self._client.beside(self._way_home.bring_home(start, self._restarter.asked_to_leave))
+            self._client.beside(self._way_home.bring_home(start, self._restarter.asked_to_leave, self._restarter.stays))
         self._publish()
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:

@@ -116,6 +116,10 @@ class Restarter:
         """A start of a group leaves to come back in another shape: that counts as no restart, and does not wait."""
         self._asked.add(start)
 
+    def stays(self, start: GroupStart) -> None:
+        """A start that was asked to leave does not."""
+        self._asked.discard(start)
+
     async def bring_back(self, start: GroupStart) -> None:
         """Start a group again that has lost ``start``, now or after a pause, or say why not; a second call for one
         start does nothing."""

@@ -263,6 +263,10 @@ class SlurmGroups:
         self._asked.add(start)
         self._restarter.asked_to_leave(start)
 
+    def _stays(self, start: GroupStart) -> None:
+        self._asked.discard(start)
+        self._restarter.stays(start)
+
     def _tell(self, all_moves: Mapping[int, Sequence[Move]]) -> None:
         for group, moves in all_moves.items():
             for move in moves:
@@ -349,7 +353,7 @@ class SlurmGroups:
         if own:
             self._begin_own(start, own, environ, len(places))
         if stages:
-            self._client.beside(self._way_home.bring_home(start, self._leaves_for_home))
+            self._client.beside(self._way_home.bring_home(start, self._leaves_for_home, self._stays))
 
     def _begin_lent(
         self, start: GroupStart, node: int, ranks: Sequence[tuple[int, int]], environ: Mapping[str, str]

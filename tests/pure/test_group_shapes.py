@@ -95,7 +95,7 @@ def test_a_host_that_is_fit_again_gets_the_home_shape(tmp_path: Path) -> None:
 
 def goes_home(host: Host) -> None:
     async def play() -> None:
-        await asyncio.wait_for(host.home.bring_home(GroupStart(2, 1, 1, 2), host.asked.append), 5.0)
+        await asyncio.wait_for(host.home.bring_home(GroupStart(2, 1, 1, 2), host.asked.append, host.asked.remove), 5.0)
 
     asyncio.run(play())
 
@@ -125,17 +125,33 @@ def test_a_group_goes_home_once_its_host_is_fit_and_it_is_a_member(
     assert host.lines[-1] == "group 2 leaves with a commit, because all its devices are fit again"
 
 
-def test_a_group_that_nothing_can_do_without_stays(tmp_path: Path) -> None:
-    host = Host(tmp_path, (2, 1), set())
+def test_a_group_that_nothing_can_do_without_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, host = asyncio.sleep, Host(tmp_path, (2, 1), set())
     host.refusal = "without group 2 nobody has shard 2"
+
+    async def slept(_: float) -> None:
+        if len(host.drains) == 2:
+            assert not host.asked, "its loss would count as no restart"
+            host.refusal = ""
+        await real(0.005)
+
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
     goes_home(host)
-    assert host.drains == [False]
-    assert host.lines[-1] == "group 2 stays as it is: without group 2 nobody has shard 2"
+    assert host.drains == [False, False, False, True]
+    assert host.lines[1:] == [
+        "group 2 stays as it is for now: without group 2 nobody has shard 2",
+        "group 2 leaves with a commit, because all its devices are fit again",
+    ]
 
 
-def test_a_drain_of_the_user_is_not_taken_back(tmp_path: Path) -> None:
+def test_a_drain_of_the_user_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slept(seconds: float) -> None:
+        if seconds:
+            host.here.clear()
+
     host = Host(tmp_path, (2, 1), set())
     host.names((0, 2), drained=(2,))
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
     goes_home(host)
     assert host.drains == []
 

@@ -1,8 +1,8 @@
 """How the layers of a model are divided over the stages of a pipeline, in the home shape of a job and in smaller ones.
 
 A stage has one or several *chunks* (virtual stages). Chunk c of stage s has the layers that follow those of chunk c of
-stage s - 1; chunk c of the first stage follows chunk c - 1 of the last. A smaller shape keeps the chunks: its chunk c of
-stage s has those of k neighbouring stages of home. With a single stage all chunks are one.
+stage s - 1; chunk c of the first stage follows chunk c - 1 of the last. A smaller shape keeps the chunks: chunk c of a
+stage has what k neighbouring stages of home have in theirs. With a single stage all chunks are one.
 
 Promises: all that a chunk of home has is in one chunk of every smaller shape, on the rank that has the row of its stage
 (:mod:`spare_megatron.config.rows`).
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 
@@ -90,13 +89,14 @@ class StageCut:
             return self
         if stages == 1:
             return StageCut(self.layers, 1)
+        implied = stages == 2 and self.first is not None  # megatron-core divides by the number of other stages
         layout = ("".join(self.layout[at : at + each]) for at in range(0, len(self.layout), each))
         more = (each - 1) * self._middle
         return replace(
             self,
             stages=stages,
             first=None if self.first is None else self.first + more,
-            last=None if self.last is None else self.last + more,
+            last=None if self.last is None or implied else self.last + more,
             layout=tuple(layout),
         )
 

@@ -9,10 +9,12 @@ A test compares the two readers.
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from itertools import groupby
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
+from spare_megatron.config.stage_cut import StageCut
 
 FLAG = "--pipeline-model-parallel-layout"
 LETTERS = {"E": "embedding", "t": "decoder layer", "m": "layer of multi-token prediction", "L": "loss"}
@@ -61,6 +63,21 @@ def check_layout(text: str, pipeline: int, layers: int, predicted: int = 0) -> l
             f"all of them right before L, as in '...|{'m' * predicted}L'"
         )
     return stages
+
+
+def cut_of(ns: Namespace) -> StageCut:
+    """The division of a GPT model's layers that resolved flags ask for."""
+    layout = ns.pipeline_model_parallel_layout
+    return StageCut(
+        ns.num_layers,
+        ns.pipeline_model_parallel_size,
+        ns.virtual_pipeline_model_parallel_size,
+        first=ns.decoder_first_pipeline_num_layers,
+        last=ns.decoder_last_pipeline_num_layers,
+        counts_embedding=ns.account_for_embedding_in_pipeline_split,
+        counts_loss=ns.account_for_loss_in_pipeline_split,
+        layout=() if layout is None else tuple(stages_of(layout)),
+    )
 
 
 def layout_text(stages: list[str], pipeline: int) -> str:

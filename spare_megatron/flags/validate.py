@@ -423,9 +423,17 @@ def check_shapes(ns: Namespace, shape: JobShape) -> None:
         "with --spare-state-redundancy below the number of groups no group has a whole state": (
             ns.spare_state_redundancy not in (None, shape.num_groups)
         ),
-        "ranks of a group that share parameters (inner data or context parallel) have not been tried in it": (
-            shape.inner_data * shape.context > 1
+        "context-parallel ranks have not been tried in it": shape.context > 1,
+        "--use-distributed-optimizer divides the state over inner ranks by stages": (
+            ns.use_distributed_optimizer and shape.inner_data > 1
         ),
+        "--use-tp-pp-dp-mapping numbers a group's ranks in another order": (
+            ns.use_tp_pp_dp_mapping and shape.inner_data > 1
+        ),
+        "layers of --hybrid-layer-pattern that are written out by stages cannot be put together": (
+            "|" in (ns.hybrid_layer_pattern or "")
+        ),
+        "layers of multi-token prediction (--mtp-num-layers) have embeddings of their own": bool(ns.mtp_num_layers),
         "standbys have the home shape: leave --spare-standby-groups out": ns.spare_standby_groups > 0,
         "only groups that are started again come back: give --spare-max-group-restarts": (
             ns.spare_max_group_restarts == 0

@@ -24,12 +24,14 @@ from spare_megatron.config.place import STAGES, Place, number, place_of, world_h
 from spare_megatron.config.rows import check_stages, rows_of, shape_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
+from spare_megatron.config.stage_cut import StageCut
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, checkpoint_args, data_flags, parser, resolve, supported, validate
 from spare_megatron.flags.batch_flags import batch_plan
 from spare_megatron.flags.optimizer_flags import resolve_optimizer
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
+from spare_megatron.flags.stage_layout import cut_of
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.worker.piece_choice import likely_vocabulary, with_pieces
 from spare_megatron.worker.saved_choice import redundancy_of
@@ -76,6 +78,8 @@ class JobArguments:
     train_iters: int
     """Steps of the job, also where the flags give samples."""
     batches: BatchPlan
+    cut: StageCut
+    """The division of the layers over the stages of the home shape."""
     max_position_embeddings: int
     seq_length: int
     words: tuple[str, ...]
@@ -146,9 +150,9 @@ class JobArguments:
 
     def settings(self, padded_vocab_size: int) -> MegatronSettings:
         """What the adapter builds a model from; the size of the vocabulary is known once the tokenizer is built."""
-        model = self.model
+        model, stages = self.model, self.place.stages
         return MegatronSettings(
-            transformer=self.transformer,
+            transformer={**self.transformer, **(self.cut.with_stages(stages).fields() if stages else {})},
             optimizer=self.optimizer,
             ademamix=dataclasses.asdict(self.ademamix) if self.optimizer["optimizer"] == "ademamix" else None,
             scheduler=self.scheduler,
@@ -274,6 +278,7 @@ def job_of(
         scheduler=resolve.scheduler_fields(namespace, batches),
         train_iters=namespace.train_iters,
         batches=batches,
+        cut=cut_of(namespace),
         notes=(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,

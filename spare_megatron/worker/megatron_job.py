@@ -39,7 +39,7 @@ from spare_megatron.megatron_adapter.determinism import arithmetic, make_determi
 from spare_megatron.megatron_adapter.json_collectives import agree, gather_json
 from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
 from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK
-from spare_megatron.megatron_adapter.model.home_rows import home_places
+from spare_megatron.megatron_adapter.model.home_rows import check_home
 from spare_megatron.megatron_adapter.model.losses import averages
 from spare_megatron.megatron_adapter.model.replica import Replica, build_replica
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings
@@ -245,10 +245,10 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         first_step=start.step,
         state_shards=start.shards(job),
         rows=job.home_stages_here,
-        home_stages=job.shape.pipeline,
+        home=job.cut,
     )
-    if job.spare.shapes != "none":
-        home_places(loaded.replica.chunks, loaded.replica.config, job.shape.pipeline)
+    if job.spare.shapes != "none" and not job.place.stages:
+        check_home(loaded.replica.chunks, loaded.replica.config, job.cut, world.pipeline_rank)
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
     return _BuiltJob(loaded, datasets, loaders, engine)

@@ -10,6 +10,7 @@ kernels' workspaces and NCCL's buffers are not in it.
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,11 +20,13 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import shape_of, shapes_of
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags.stage_layout import cut_of
 from spare_megatron.planning.memory import GRADIENT_BYTES
 from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
 from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, share_of_largest_stage
 
+log = logging.getLogger(__name__)
 GPUS = {"A100, H100": 80e9, "H200": 141e9, "B200": 180e9}
 """GPU -> bytes of its memory, by NVIDIA's data sheets."""
 LOGIT_BYTES = 6.0
@@ -107,21 +110,29 @@ def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]
 
 def smaller_shapes(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[int, float]:
     """Pipeline stages of each shape of ``--spare-shapes`` -> bytes on the fullest GPU."""
-    stages = shapes_of(ns.spare_shapes, shape.pipeline)
-    return {one: sum(memory_items(ns, shape_of(shape, one), vocabulary).values()) for one in stages}
+    found = {}
+    for stages in shapes_of(ns.spare_shapes, shape.pipeline):
+        cut = cut_of(ns).with_stages(stages)
+        ends = {"decoder_first_pipeline_num_layers": cut.first, "decoder_last_pipeline_num_layers": cut.last}
+        there = Namespace(**{**vars(ns), **ends, "virtual_pipeline_model_parallel_size": cut.chunks})
+        found[stages] = sum(memory_items(there, shape_of(shape, stages), vocabulary).values())
+    return found
 
 
 def shapes_that_fit(ns: Namespace, shape: JobShape, vocabulary: int, device_bytes: float) -> tuple[int, ...]:
     """Those of them that fit into a device, the largest first. Raises ConfigError where the flag names another one."""
     needed = smaller_shapes(ns, shape, vocabulary)
-    fit = tuple(one for one, size in needed.items() if size <= device_bytes)
-    if ns.spare_shapes != "auto" and len(fit) < len(needed):
-        one = next(one for one in needed if one not in fit)
-        raise ConfigError(
-            f"--spare-shapes {ns.spare_shapes}: with {counted(one, 'pipeline stage')} a GPU would need about "
-            f"{in_bytes(needed[one])}, and this one has {in_bytes(device_bytes)}; use --spare-shapes auto"
-        )
-    return fit
+    too_large = [
+        f"with {counted(one, 'pipeline stage')} a GPU would need about {in_bytes(size)}, and this one has "
+        f"{in_bytes(device_bytes)}"
+        for one, size in needed.items()
+        if size > device_bytes
+    ]
+    if too_large and ns.spare_shapes != "auto":
+        raise ConfigError(f"--spare-shapes {ns.spare_shapes}: {too_large[0]}; use --spare-shapes auto")
+    for sentence in too_large:
+        log.warning("no lost group comes back so: %s", sentence)
+    return tuple(one for one, size in needed.items() if size <= device_bytes)
 
 
 def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:

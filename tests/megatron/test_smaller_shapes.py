@@ -21,16 +21,24 @@ FLAGS = (
     *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
     *("--save-interval", "1000"),
 )
-PP2, BACK = ("--pipeline-model-parallel-size", "2"), ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
+PP2, PP4 = ("--pipeline-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "4")
+ENDS = ("--decoder-first-pipeline-num-layers", "1", "--decoder-last-pipeline-num-layers", "1")
+BACK = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
 EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid"),
-    *("--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "aux_loss", "--moe-aux-loss-coeff", "1e-2"),
+    *("--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "aux_loss"),
+    *("--moe-aux-loss-coeff", "1e-2"),
 )
 LAYOUTS = {
     "PP2": (PP2, "1"),
     "untied": ((*PP2, "--untie-embeddings-and-output-weights"), "1"),
     "experts": ((*PP2, *EXPERTS), "1"),
-    "PP4": (("--pipeline-model-parallel-size", "4"), "2"),
+    "chunks": ((*PP2, "--num-virtual-stages-per-pipeline-rank", "2"), "1"),
+    "PP4 chunks": ((*PP4, "--num-layers", "8", "--num-virtual-stages-per-pipeline-rank", "2"), "2"),
+    "uneven": ((*PP4, "--num-layers", "6", *ENDS), "2"),
+    "layout": ((*PP4, "--pipeline-model-parallel-layout", "E|tt|t|tL"), "2"),
+    "D2": ((*PP2, "--spare-inner-data-parallel", "2", "--global-batch-size", "12"), "1"),
+    "PP4": (PP4, "2"),
     "TP2xPP2": ((*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"), "1"),
     "bf16": ((*PP2, "--bf16", "--overlap-grad-reduce"), "1"),
     "exact32": ((*PP2, "--spare-reduce", "exact32"), "1"),
@@ -75,7 +83,8 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
 def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, layout: str) -> None:
     """Group 0 comes back with fewer stages. Then group 1 comes back home, with state of group 0, which also saves."""
     flags, stages = LAYOUTS[layout]
-    check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" -le {2 if layout in ("PP4", "TP2xPP2") else 1} ]'
+    most = 2 if flags[1] == "4" or layout in ("TP2xPP2", "D2") else 1
+    check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" -le {most} ]'
     shapes = ("--spare-shapes", stages, "--spare-health-check", check)
     inject = ("sigkill:group=0,step=3,at=reduce", "slow=9:group=2,position=0,step=4,at=forward,n=0")
     job = train(tmp_path / "run", 3, *flags, *BACK, *shapes, inject=inject)

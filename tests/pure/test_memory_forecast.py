@@ -7,9 +7,17 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GIB, Shape, memory
-from spare_megatron.worker.memory_forecast import activation_bytes, memory_items, memory_lines, savings
+from spare_megatron.worker.memory_forecast import (
+    activation_bytes,
+    memory_items,
+    memory_lines,
+    savings,
+    shapes_that_fit,
+    smaller_shapes,
+)
 from spare_megatron.worker.return_forecast import rank_parameters
 from tests.pure.flags_of_a_job import job_of
 from tests.pure.test_return_memory import DEEPSEEK, GPT, LLAMA, flags, shape
@@ -109,3 +117,39 @@ def test_a_group_that_does_not_fit_is_said_with_what_helps(capsys: pytest.Captur
         job_of("--spare-check")
     assert left.value.code == 0
     assert "memory of the fullest GPU, without buffers of libraries: about " in capsys.readouterr().out
+
+
+SMALLER = "--pipeline-model-parallel-size 4 --spare-max-group-restarts 3"
+
+
+def test_a_shape_that_does_not_fit_is_left_out_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+    job, args = job_of(f"{SMALLER} --num-layers 8 --spare-shapes auto")
+    needed = smaller_shapes(args, job.shape, 50_000)
+    home = sum(memory_items(args, job.shape, 50_000).values())
+    assert home < needed[2] < needed[1]
+    assert shapes_that_fit(args, job.shape, 50_000, needed[1]) == (2, 1)
+    assert not caplog.records
+    between = (needed[1] + needed[2]) / 2
+    assert shapes_that_fit(args, job.shape, 50_000, between) == (2,)
+    assert caplog.messages == [
+        "no lost group comes back so: with 1 pipeline stage a GPU would need about 114 MB, and this one has 101 MB"
+    ]
+    assert shapes_that_fit(args, job.shape, 50_000, home) == ()
+    job, args = job_of(f"{SMALLER} --num-layers 8 --spare-shapes 1")
+    with pytest.raises(ConfigError, match=r"--spare-shapes 1: with 1 pipeline stage a GPU would need .* auto$"):
+        shapes_that_fit(args, job.shape, 50_000, between)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        "--num-layers 10 --decoder-first-pipeline-num-layers 2 --decoder-last-pipeline-num-layers 2",
+        "--num-layers 16 --num-virtual-stages-per-pipeline-rank 2",
+    ],
+)
+def test_a_smaller_shape_needs_what_a_job_of_that_shape_does(cut: str) -> None:
+    job, args = job_of(f"{SMALLER} --spare-shapes auto {cut}")
+    for stages, needed in smaller_shapes(args, job.shape, 50_000).items():
+        layers = cut if stages == 2 and "virtual" in cut else " ".join(cut.split()[:2])
+        there, flags = job_of(f"--pipeline-model-parallel-size {stages} {layers}")
+        assert needed == sum(memory_items(flags, there.shape, 50_000).values())

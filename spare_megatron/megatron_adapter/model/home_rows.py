@@ -1,54 +1,52 @@
 """The rows of a rank that keeps several home stages (:mod:`spare_megatron.config.rows`).
 
-A row has the layers of its home stage, the first one the embedding too, the last one what follows the layers. What
-groups compare or send of it must be the same bytes as on the home stage's own rank: each row has gradient buffers of
-its own, instead of megatron-core's, in which the parameters have the home stage's order, and tensors are sorted by the
-names that they have there.
+A row has the layers of its home stage, in as many chunks as home, the first one the embedding too, the last one what
+follows the layers. What groups compare or send of it must be the same bytes as on the home stage's own rank: each row
+has gradient buffers of its own, instead of megatron-core's, in which the parameters have home's order, and tensors are
+sorted by the names that they have there.
 
 Tied embeddings are a parameter of the first home stage and one of the last. On a rank with both rows they are one
 parameter, which each row names as its home stage does, and of which each gives and takes the whole state. The gradient
 of the output layer's use is apart (:mod:`.tied_head`).
 
-Refused, each with its reason (:func:`home_places`): what makes this untrue, or has not been tried.
+Refused, each with its reason (:func:`check_home`): what makes this untrue, or has not been tried.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.stage_cut import LayerPlace, StageCut
 from spare_megatron.megatron_adapter.model.global_names import global_names, unwrapped
 from spare_megatron.megatron_adapter.model.tied_head import PlainBuffer, TiedHead
 
 _LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
-_ONLY_EVEN = (
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "pipeline_model_parallel_layout",
-)
-"""Fields of TransformerConfig that divide layers unevenly over stages."""
+_COUNTS = ".local_tokens_per_expert"
+"""How the names of routers' counts end, which are in no state and yet of a row."""
 
 
 class HomePlace(NamedTuple):
     """Where a tensor is in a group of the home shape."""
 
     stage: int
+    chunk: int
     name: str
-    """In the stage's chunk."""
+    """In the chunk."""
 
 
-class Tensor(NamedTuple):
+class RowTensor(NamedTuple):
     """A parameter or buffer of a row."""
 
+    home_chunk: int
     home: str
-    """Its name on the rank of the home stage."""
+    """Its name in the chunk of home."""
+    chunk: int
     name: str
     """Its name in this rank's chunk."""
     model: str
@@ -59,8 +57,8 @@ class Tensor(NamedTuple):
 class Row:
     """One row of a rank."""
 
-    tensors: list[Tensor] = field(default_factory=list)
-    """Sorted by the names of home."""
+    tensors: list[RowTensor] = field(default_factory=list)
+    """In the order of home's chunks and names."""
     parameters: dict[torch.nn.Parameter, torch.nn.Parameter] = field(default_factory=dict)
     """What has a gradient in the row -> what the optimizer updates by it: itself, or of a tied output layer the
     embedding."""
@@ -71,51 +69,59 @@ class Row:
 
 
 def rows_of_replica(
-    chunks: Sequence[Any], config: Any, head: TiedHead | None, home_stages: int, rows: Sequence[int]
+    chunks: Sequence[Any], config: Any, head: TiedHead | None, home: StageCut, rows: Sequence[int]
 ) -> list[Row]:
     """The rows of a rank; ``rows`` are the numbers of their home stages. Their buffers replace those of the chunks.
     Raises ConfigError."""
     found = {row: Row() for row in rows}
-    model = unwrapped(chunks[0])
-    parameters, others = dict(model.named_parameters()), dict(model.named_buffers())
-    (names,) = global_names(chunks)
-    for name, (stage, there) in home_places(chunks, config, home_stages).items():
-        row = found[stage]
-        row.tensors.append(Tensor(there, name, names.get(name, name)))
-        if name in parameters:
-            row.parameters[parameters[name]] = parameters[name]
-        if name.endswith(".local_tokens_per_expert"):
-            row.counts.append(others[name])
-    if head is not None:
-        last = found[home_stages - 1]
-        tied = next(name for name, parameter in parameters.items() if parameter is head.weight)
-        last.tensors.append(Tensor(head.name, tied, head.name))
-        last.parameters[head.parameter] = head.weight
+    of_chunk: dict[torch.nn.Parameter, int] = {}
+    places = home_places(chunks, config, home)
+    for number, (chunk, names) in enumerate(zip(chunks, global_names(chunks), strict=True)):
+        model = unwrapped(chunk)
+        parameters, others = dict(model.named_parameters()), dict(model.named_buffers())
+        for name, place in places[number].items():
+            row = found[place.stage]
+            row.tensors.append(RowTensor(place.chunk, place.name, number, name, names.get(name, name)))
+            if name in parameters:
+                row.parameters[parameters[name]] = parameters[name]
+                of_chunk[parameters[name]] = place.chunk
+            if name.endswith(_COUNTS):
+                row.counts.append(others[name])
+            if head is not None and parameters.get(name) is head.weight:
+                last, at = found[home.stages - 1], (home.chunks or 1) - 1
+                last.tensors.append(RowTensor(at, head.name, number, name, head.name))
+                last.parameters[head.parameter] = head.weight
+                of_chunk[head.parameter] = at
     for row in found.values():
         row.tensors.sort()
+    _divide_buffers(chunks, list(found.values()), head, of_chunk)
+    return list(found.values())
+
+
+def _divide_buffers(
+    chunks: Sequence[Any], rows: Sequence[Row], head: TiedHead | None, of_chunk: Mapping[torch.nn.Parameter, int]
+) -> None:
+    """Give rows buffers in the order in which home has them, the last chunk's first; ``of_chunk`` are the numbers of
+    home's chunks."""
+    of_row: list[list[tuple[int, int, PlainBuffer, Any]]] = [[] for _ in rows]
     for number, chunk in enumerate(chunks):
         buffers = [(buffer, chunk.dp_cp_group) for buffer in chunk.buffers]
         buffers += [(buffer, chunk.expt_dp_group) for buffer in chunk.expert_parallel_buffers]
         for buffer, group in buffers:
             buffer.grad_data.untyped_storage().resize_(0)
-            for row in found.values():
-                mine = _in_home_order(row, buffer, head)
-                if mine:
-                    row.buffers.append((number, _own_buffer(mine, buffer.grad_data), group))
+            places = {one: place[0] for one, place in buffer.param_index_map.items()}
+            if head is not None and head.weight in places:  # the model's last parameters are first
+                places[head.parameter] = -1
+            for row, own in zip(rows, of_row, strict=True):
+                mine = sorted(row.parameters.keys() & places.keys(), key=lambda one: places[one])
+                for at in sorted({of_chunk[one] for one in mine}):
+                    some = [one for one in mine if of_chunk[one] == at]
+                    own.append((at, number, _own_buffer(some, buffer.grad_data), group))
     if head is not None:
         head.buffer.grad_data.untyped_storage().resize_(0)
-    for row in found.values():
-        row.buffers.sort(key=lambda one: one[1].grad_data.numel(), reverse=True)
-    return list(found.values())
-
-
-def _in_home_order(row: Row, buffer: Any, head: TiedHead | None) -> list[torch.nn.Parameter]:
-    """The parameters that a row has in one of megatron-core's buffers: the model's last ones first."""
-    places = buffer.param_index_map
-    mine = [one for one in row.parameters if one in places]
-    mine.sort(key=lambda one: places[one][0])
-    has_head = head is not None and head.parameter in row.parameters and head.weight in places
-    return [head.parameter, *mine] if head is not None and has_head else mine
+    for row, own in zip(rows, of_row, strict=True):
+        own.sort(key=lambda one: (-one[0], -one[2].grad_data.numel()))
+        row.buffers = [one[1:] for one in own]
 
 
 def _own_buffer(parameters: Sequence[torch.nn.Parameter], like: torch.Tensor) -> PlainBuffer:
@@ -130,43 +136,41 @@ def _own_buffer(parameters: Sequence[torch.nn.Parameter], like: torch.Tensor) ->
     return PlainBuffer(gradient, places)
 
 
-def home_places(chunks: Sequence[Any], config: Any, home_stages: int) -> dict[str, HomePlace]:
-    """Name of each tensor in a rank's only chunk, of any shape -> where it is in the home shape. Raises ConfigError
-    where groups of the job can have the home shape only."""
-    uneven = next((name for name in _ONLY_EVEN if getattr(config, name, None)), None)
-    model = unwrapped(chunks[0])
-    why = (
-        "the layers of a home stage are split over virtual stages"
-        if len(chunks) > 1
-        else f"{uneven} divides the layers unevenly"
-        if uneven
-        else "layers of multi-token prediction have embeddings of their own"
-        if getattr(config, "mtp_num_layers", None)
-        else ""
-    )
-    if why:
-        raise ConfigError(f"the groups of this job can run in their home shape only: {why}")
-    (names,) = global_names(chunks)
-    each = config.num_layers // home_stages
-    return {
-        name: _at_home(names.get(name, name), each, home_stages)
-        for name in {**names, **dict.fromkeys(model.state_dict())}
-    }
+def check_home(chunks: Sequence[Any], config: Any, home: StageCut, stage: int) -> None:
+    """Raises ConfigError where groups of the job can have the home shape only. For a rank that has it."""
+    for number, places in enumerate(home_places(chunks, config, home)):
+        for name, place in places.items():
+            if place != (stage, number, name):
+                raise ConfigError(f"{_ONLY_HOME}: stage {stage} has {name}, which belongs to stage {place.stage}")
 
 
-def _at_home(name: str, each: int, stages: int) -> HomePlace:
-    """The home stage of a tensor, by its name in the whole model, and its name in that stage's chunk."""
+def home_places(chunks: Sequence[Any], config: Any, home: StageCut) -> list[dict[str, HomePlace]]:
+    """For each chunk of a rank of any shape, name of each tensor in it that groups compare or count -> where it is in
+    the home shape. Raises ConfigError."""
+    if getattr(config, "mtp_num_layers", None):
+        raise ConfigError(f"{_ONLY_HOME}: layers of multi-token prediction have embeddings of their own")
+    layers, found = home.places(), []
+    for chunk, names in zip(chunks, global_names(chunks), strict=True):
+        state = chunk.module.state_dict()
+        compared = [name for name in state if torch.is_tensor(state[name])]
+        compared += [name for name in names if name.endswith(_COUNTS)]
+        found.append({name: _at_home(names.get(name, name), layers, home) for name in compared})
+    return found
+
+
+_ONLY_HOME = "the groups of this job can run in their home shape only"
+
+
+def _at_home(name: str, layers: Sequence[LayerPlace], home: StageCut) -> HomePlace:
+    """The place of a tensor, by its name in the whole model."""
     layer = _LAYER.match(name)
-    if layer:
-        stage, number = divmod(int(layer[2]), each)
-        return HomePlace(stage, f"{layer[1]}{number}{layer[3]}")
+    if layer and int(layer[2]) < len(layers):
+        place = layers[int(layer[2])]
+        return HomePlace(place.stage, place.chunk, f"{layer[1]}{place.number}{layer[3]}")
     if name.startswith("embedding."):
-        return HomePlace(0, name)
+        return HomePlace(0, 0, name)
     if name.startswith(("decoder.final_", "output_layer.")):
-        return HomePlace(stages - 1, name)
-    if name.startswith("rotary_pos_emb."):
-        return HomePlace(0, name)
+        return HomePlace(home.stages - 1, (home.chunks or 1) - 1, name)
     raise ConfigError(
-        f"the groups of this job can run in their home shape only: which home stage has {name} is not known; only GPT "
-        "models of decoder layers can be cut"
+        f"{_ONLY_HOME}: which stage has {name} is not known; only GPT models of decoder layers can be cut"
     )

@@ -19,7 +19,7 @@ def model_tensors(replica: Replica) -> Iterator[tuple[str, torch.Tensor]]:
     """Name in the whole model and data of each parameter and persistent buffer of this rank, in a fixed order."""
     chunks = [chunk.module.state_dict() for chunk in replica.chunks]
     if replica.row is not None:
-        listed = [(chunks[0].get(one.name), one.model) for one in replica.row.tensors]
+        listed = [(chunks[one.chunk].get(one.name), one.model) for one in replica.row.tensors]
     else:
         of_chunks = zip(chunks, global_names(replica.chunks), strict=True)
         listed = [(tensors[name], names.get(name, name)) for tensors, names in of_chunks for name in sorted(tensors)]

@@ -3,14 +3,17 @@ those of the run without failures, bit for bit, and so is the state from which t
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from spare_megatron.checkpoint.folder import last_good
+from spare_megatron.coordinator.journal import Record
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
+from spare_megatron.protocol.messages import Vote
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, voted
+from tests.process.returning import check_same, is_member, leave_whole, records, voted
 
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -22,6 +25,7 @@ FLAGS = (
     *("--save-interval", "1000"),
 )
 PP2, PP4 = ("--pipeline-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "4")
+D2 = ("--spare-inner-data-parallel", "2", "--global-batch-size", "12")
 ENDS = ("--decoder-first-pipeline-num-layers", "1", "--decoder-last-pipeline-num-layers", "1")
 BACK = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
 EXPERTS = (
@@ -37,7 +41,8 @@ LAYOUTS = {
     "PP4 chunks": ((*PP4, "--num-layers", "8", "--num-virtual-stages-per-pipeline-rank", "2"), "2"),
     "uneven": ((*PP4, "--num-layers", "6", *ENDS), "2"),
     "layout": ((*PP4, "--pipeline-model-parallel-layout", "E|tt|t|tL"), "2"),
-    "D2": ((*PP2, "--spare-inner-data-parallel", "2", "--global-batch-size", "12"), "1"),
+    "D2": ((*PP2, *D2), "1"),
+    "EP2": ((*PP2, *D2, *EXPERTS, "--expert-model-parallel-size", "2"), "1"),
     "PP4": (PP4, "2"),
     "TP2xPP2": ((*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"), "1"),
     "bf16": ((*PP2, "--bf16", "--overlap-grad-reduce"), "1"),
@@ -58,24 +63,43 @@ def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ())
 
 @pytest.mark.timeout(900)
 def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None:
+    """It is killed while it learns in its smaller shape, and the coordinator is killed while the group is away; it is
+    killed once more when it leaves to go home."""
     fit = tmp_path / "fit"
     # The host is fit for one rank of the group and, once the file is there, for both.
     check = f'[ "$SPARE_GROUP_SIZE" = 1 ] || [ -e {fit} ]'
-    flags = (*PP2, *BACK, "--spare-shapes", "auto")
-    inject = ("sigkill:group=2,step=3,at=reduce", "slow=6:group=0,position=0,step=4,at=forward,n=0")
-    job = train(tmp_path / "run", 3, *flags, "--spare-health-check", check, inject=inject)
-    job.wait_for("group 2 with one stage", lambda: is_member(job, 2, 1), timeout_s=240.0)
-    assert "group 2 is started with 1 pipeline stage" in (job.run_dir / "launch.out").read_text()
-    job.wait_for_step(job.metrics[-1]["step"] + 5)
-    assert job.metrics[-1]["live_groups"] == 3
+    inject = ("sigkill:group=2,step=3,at=reduce", "slow=3:group=0,position=0,step=4,at=forward,n=0")
+    inject += ("sigkill:group=2,step=0,at=join,n=0,restart=1", "slow=6:group=0,position=0,step=5,at=forward,n=0")
+    job = train(
+        tmp_path / "run", 3, *PP2, *BACK, "--spare-shapes", "auto", "--spare-health-check", check, inject=inject
+    )
+    job.wait_for("the second loss", lambda: output(job).count("group 2 (incarnation 1) has failed"), timeout_s=240.0)
+    job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
+    job.wait_for("group 2 with one stage", lambda: is_member(job, 2, 2), timeout_s=240.0)
+    assert output(job).count("group 2 is started with 1 pipeline stage") == 2
     fit.touch()
-    found = leave_whole(job, 3, (2, 2))
-    assert "as incarnation 2: it has left for that" in (job.run_dir / "launch.out").read_text()
-    failure_free = train(tmp_path / "failure-free", 1, *PP2, "--exit-interval", str(max(found)))
-    failure_free.finish(timeout_s=400.0)
-    check_same(found, voted(failure_free))
-    one, other = (digest(last_good(one.run_dir / "save")[0], optimizer=True) for one in (job, failure_free))
-    assert one == other, "weights or optimizer differ"
+    job.wait_for("the way home", lambda: "group 2 leaves with a commit" in output(job), timeout_s=60.0)
+    job.kill(*job.pids(2))
+    found = leave_whole(job, 3, (2, 3))
+    assert "as incarnation 3: it has left for that" in output(job)
+    check_failure_free(tmp_path, job, found, *PP2)
+
+
+@pytest.mark.timeout(900)
+def test_two_groups_in_a_smaller_shape_carry_the_job(tmp_path: Path) -> None:
+    """Group 0 comes back with one stage. Then group 1 is lost too, learns from it and from group 2, and has one stage.
+    Then group 0 is lost while it votes, and comes back with state of a group of each shape."""
+    check = '[ "$SPARE_GROUP_SIZE" = 1 ]'
+    inject = ("sigkill:group=0,step=3,at=reduce", "slow=6:group=2,position=0,step=4,at=forward,n=0")
+    job = train(tmp_path / "run", 3, *PP2, *BACK, "--spare-shapes", "1", "--spare-health-check", check, inject=inject)
+    job.wait_for("group 0 with one stage", lambda: is_member(job, 0, 1), timeout_s=240.0)
+    job.kill(job.pid(1, 1))
+    job.wait_for("group 1 with one stage", lambda: is_member(job, 1, 1), timeout_s=240.0)
+    step = job.metrics[-1]["step"]
+    job.wait_for("its vote", lambda: any(is_vote(one, 0, 1, step) for one in records(job)), every_s=0.001)
+    job.kill(*job.pids(0))
+    found = leave_whole(job, 3, (0, 2))
+    check_failure_free(tmp_path, job, found, *PP2)
 
 
 @pytest.mark.timeout(900)
@@ -83,7 +107,7 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
 def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, layout: str) -> None:
     """Group 0 comes back with fewer stages. Then group 1 comes back home, with state of group 0, which also saves."""
     flags, stages = LAYOUTS[layout]
-    most = 2 if flags[1] == "4" or layout in ("TP2xPP2", "D2") else 1
+    most = 2 if flags[1] == "4" or layout in ("TP2xPP2", "D2", "EP2") else 1
     check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" -le {most} ]'
     shapes = ("--spare-shapes", stages, "--spare-health-check", check)
     inject = ("sigkill:group=0,step=3,at=reduce", "slow=9:group=2,position=0,step=4,at=forward,n=0")
@@ -93,14 +117,32 @@ def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, la
     job.wait_for_step(job.metrics[-1]["step"] + 3)
     job.kill(job.pid(1, 0))
     found = leave_whole(job, 3, (0, 1), (1, 1))
+    failure_free = check_failure_free(tmp_path, job, found, *flags)
+    then = str(max(found) + 4)
+    after = [follow(tmp_path / name, one, then, *flags) for name, one in (("after", job), ("as-well", failure_free))]
+    assert after[0] == after[1], "the scales of sums differ"
+
+
+def output(job: Job) -> str:
+    """What spare-launch has printed."""
+    return (job.run_dir / "launch.out").read_text()
+
+
+def is_vote(record: Record, group: int, incarnation: int, after: int) -> bool:
+    """Whether it is a vote of an incarnation of a group for a later step."""
+    vote = record.event
+    mine = isinstance(vote, Vote) and (vote.group, vote.incarnation) == (group, incarnation)
+    return mine and vote.result.step > after
+
+
+def check_failure_free(tmp_path: Path, job: Job, found: dict[int, set[str]], *flags: str) -> Job:
+    """A job of one group that no fault strikes has the same weights in each step, and the same state at the end."""
     failure_free = train(tmp_path / "failure-free", 1, *flags, "--exit-interval", str(max(found)))
     failure_free.finish(timeout_s=400.0)
     check_same(found, voted(failure_free))
     one, other = (digest(last_good(one.run_dir / "save")[0], optimizer=True) for one in (job, failure_free))
     assert one == other, "weights or optimizer differ"
-    then = str(max(found) + 4)
-    after = [follow(tmp_path / name, one, then, *flags) for name, one in (("after", job), ("as-well", failure_free))]
-    assert after[0] == after[1], "the scales of sums differ"
+    return failure_free
 
 
 def follow(run_dir: Path, before: Job, then: str, *flags: str) -> dict[int, set[str]]:

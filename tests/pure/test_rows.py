@@ -9,6 +9,7 @@ import pytest
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.rows import check_stages, rows_of, shape_of, shapes_of, smaller
 from spare_megatron.config.shape import JobShape
+from tests.pure.flags_of_a_job import job_of, launched
 
 
 def home_of(pipeline: int, tensor: int = 1, inner: int = 1) -> JobShape:
@@ -77,3 +78,37 @@ def test_bad_shapes_are_refused(text: str, pipeline: int, sentence: str) -> None
 def test_a_rank_with_a_number_of_stages_that_no_group_can_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="the environment variable SPARE_STAGES has 3 pipeline stages"):
         check_stages(4, 3, "the environment variable SPARE_STAGES")
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ("--spare-reduce fp32", "--spare-reduce fp32 sums in floating point, whose bits depend on the split"),
+        ("--spare-state-redundancy 1", "no group has a whole state"),
+        ("--use-distributed-optimizer --spare-inner-data-parallel 2", "divides the state over inner ranks by stages"),
+        ("--use-tp-pp-dp-mapping --spare-inner-data-parallel 2", "numbers a group's ranks in another order"),
+        ("--mtp-num-layers 1 --position-embedding-type rope", "have embeddings of their own"),
+        ("--spare-standby-groups 1", "standbys have the home shape: leave --spare-standby-groups out"),
+        ("--spare-max-group-restarts 0", "give --spare-max-group-restarts"),
+    ],
+)
+def test_jobs_whose_groups_cannot_be_cut_are_refused(flags: str, reason: str) -> None:
+    job = "--pipeline-model-parallel-size 2 --spare-shapes auto --spare-max-group-restarts 3"
+    with pytest.raises(ConfigError, match=f"^--spare-shapes auto: .*{reason}.*; or leave --spare-shapes out$"):
+        job_of(f"{job} {flags}", launched(4))
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--num-experts 4 --moe-router-topk 2",
+        "--num-virtual-stages-per-pipeline-rank 2 --num-layers 8",
+        "--decoder-first-pipeline-num-layers 1",
+        "--pipeline-model-parallel-layout Ettt|tL",
+        "--spare-inner-data-parallel 2",
+        "--use-distributed-optimizer",
+    ],
+)
+def test_jobs_whose_groups_can_be_cut_are_taken(flags: str) -> None:
+    job = "--pipeline-model-parallel-size 2 --num-layers 4 --spare-shapes auto --spare-max-group-restarts 3"
+    assert job_of(f"{job} {flags}", launched(4))[0].spare.shapes == "auto"

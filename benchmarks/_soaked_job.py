@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from benchmarks._chaos import WEATHER, WEIGHTS, schedule
 from benchmarks._soak_models import Model
 from benchmarks._soak_samples import Samples
 from benchmarks._strikes import Strikes, members
+from benchmarks._unfit_hosts import UnfitHosts
 from benchmarks._weather import Weather
 from spare_megatron.config.exits import ExitCode
 from tests.process.harness import Job
@@ -43,6 +45,8 @@ class Soak:
     restarts: Mapping[str, object]
     """The launcher's flags about restarts of groups."""
     weather: Weather | None = None
+    hosts: UnfitHosts | None = None
+    """Hosts that are fit for a part of their group now and then."""
     samples: Samples = field(default_factory=Samples)
     strikes: Strikes = field(init=False)
     job: Job = field(init=False)
@@ -83,8 +87,10 @@ class Soak:
             self._began_s = self._moved_s = time.monotonic()
             self._until("the end of the schedule", lambda: self._now_s() >= self.duration_s, self.duration_s + 60.0)
             self.strikes.end()
+            if self.hosts is not None:
+                self.hosts.end()
             ended_s = self._now_s()
-            self._until("the return of all groups", self._is_whole, BACK_S)
+            self._until("the return of all groups", self._is_home, BACK_S)
             self.whole_after_s = self._now_s() - ended_s
             step = self.strikes.look()["step"]
             self._until("some more steps", lambda: self.strikes.look().get("step", 0) >= step + AFTER, STALL_S)
@@ -104,6 +110,8 @@ class Soak:
             if self._began_s:
                 self.strikes.act()
                 self._look(status)
+                if self.hosts is not None:
+                    self.hosts.look(self._now_s())
             if self.job.process.poll() is not None:
                 raise AssertionError(f"the job ended before {what}, with exit code {self.job.process.returncode}")
             if time.monotonic() > deadline_s:
@@ -133,6 +141,13 @@ class Soak:
         status = self.strikes.look()
         lines = self.job.metrics[-1:] if len(members(status)) == self.model.groups else []
         return bool(lines) and lines[0]["live_groups"] == self.model.groups
+
+    def _is_home(self) -> bool:
+        """They are, and each has all its ranks and is not asked to leave."""
+        if not self._is_whole() or self.strikes.look()["drained"]:
+            return False
+        ranks = Counter(one["group"] for one in self.job.ranks() if one["pid"])
+        return all(ranks[group] == self.model.group_size for group in range(self.model.groups))
 
     def _now_s(self) -> float:
         return time.monotonic() - self._began_s if self._began_s else 0.0

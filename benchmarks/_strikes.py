@@ -90,8 +90,9 @@ class Strikes:
         return sum(n - 1 for n in groups.values())
 
     def look(self) -> dict[str, Any]:
-        """Read the job's status, and note who is a member now."""
+        """Read the job's status, and note who is a member now. Those that are asked to leave are not unhurt."""
         status = glance(self.run_dir / "status.json") or {}
+        self.hurt |= {one for one in members(status) if one[0] in status["drained"]}
         for member in members(status):
             self._first_seen.setdefault(member, status["step"])
         return status

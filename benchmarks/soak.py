@@ -6,12 +6,15 @@ else may happen: a chaos soak.
     python benchmarks/soak.py --minutes 2 --seed 7 --groups 3 --also '--overlap --audit-rate 0.2' --json soak.json
     python benchmarks/soak.py --minutes 20 --seed 1 --model megatron --mean-gap-s 15 --also '--spare-state-redundancy 2'
     python benchmarks/soak.py --minutes 10 --seed 1 --weather --mean-gap-s 1
+    python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 20 --unfit-hosts
 
 The seed draws the schedule of faults (benchmarks/_chaos.py): SIGKILL of one rank, a group, two groups in quick
 succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the coordinator, for less and for more than
 the heartbeat time-out. With --weather also what benchmarks/_weather.py has: files fail, packets are lost, ports are cut
 off, flap or are reset, a rank holds the interpreter's lock or is out of memory, wall clocks jump by up to a day,
 strangers connect to all ports, and /dev/shm is full. Where a rank's ports are struck, either end of a link may be lost.
+With --unfit-hosts (megatron) lost groups also come back with fewer pipeline stages, and go home
+(benchmarks/_unfit_hosts.py).
 
 Faults that would certainly be a wipe-out are left out and counted. At the end all groups come
 back and the job is asked to leave. Then each of these must hold, or the exit code is 1 and the run directory is kept:
@@ -38,6 +41,7 @@ from benchmarks._soak_samples import growth
 from benchmarks._soak_verdict import judge
 from benchmarks._soaked_job import Soak
 from benchmarks._strikes import DONE
+from benchmarks._unfit_hosts import UnfitHosts
 from benchmarks._weather import Weather
 from tests.process.harness import RESTARTS
 
@@ -54,7 +58,12 @@ def main() -> int:
     gap_s = options.mean_gap_s or model.mean_gap_s
     restarts = {RESTARTS: RESTARTS_AN_HOUR, PAUSE: options.pause_s}
     weather = Weather(run_dir / "weather", options.seed) if options.weather else None
-    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _announce, restarts, weather)
+    hosts = None
+    if options.unfit_hosts:
+        size = model.groups, model.group_size
+        hosts = UnfitHosts(run_dir / "unfit", options.seed, options.minutes * 60, size)
+        model = replace(model, also=(*model.also, *hosts.flags))
+    soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _announce, restarts, weather, hosts)
     wrong: list[str] = []
     try:
         soak.run()
@@ -66,7 +75,7 @@ def main() -> int:
     config |= {"restart_pause_s": options.pause_s, "groups": model.groups}
     config |= {"group_size": model.group_size, "redundancy": model.redundancy}
     config |= {"flags": " ".join((*model.flags, *model.also))}
-    name = f"{'weather' if weather else 'soak'}_{options.model}"
+    name = f"{'weather' if weather else 'shapes' if hosts else 'soak'}_{options.model}"
     path = options.json or RESULTS / f"{name}.json"
     report(name, config, rows(soak, wrong), run_dir / "soak.json" if wrong else path)
     for sentence in wrong:
@@ -85,6 +94,10 @@ def rows(soak: Soak, wrong: list[str]) -> list[dict[str, object]]:
     found |= {f"fault: {kind.value}": strikes.outcomes[kind, DONE] for kind in Kind}
     found |= {f"left out: {why}": n for why, n in sorted(strikes.skipped.items())}
     found |= {"returns": strikes.returns, "all_back_after_s": round(soak.whole_after_s, 1)}
+    if soak.hosts is not None:
+        output = (soak.run_dir / "launch.out").read_text()
+        found |= {"hosts changed": soak.hosts.changed, "starts in a smaller shape": output.count("is started with")}
+        found |= {"groups that went home": output.count("it has left for that")}
     for one in growth(soak.samples.found):
         for over, value in (("minute", one.per_minute), ("return", one.per_return)):
             found[f"{one.kind} {one.held} per {over}"] = None if value is None else round(value, 4)
@@ -99,6 +112,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", choices=sorted(MODELS), default="toy")
     parser.add_argument(
         "--weather", action="store_true", help="disks, the network, clocks and memory fail too, and strangers connect"
+    )
+    parser.add_argument(
+        "--unfit-hosts",
+        action="store_true",
+        help="hosts are fit for a part of their group's ranks now and then: lost groups come back in smaller shapes",
     )
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
     for name, what in SHAPE.items():

@@ -99,8 +99,7 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
 def test_a_group_trains_on_one_of_its_two_nodes_until_another_is_lent(cluster: Cluster, tmp_path: Path) -> None:
     """Groups of two pipeline stages; group 1 has one after its second node has died. The weights are those of a job of
     one group that loses nothing."""
-    flags = (*MEGATRON, "--untie-embeddings-and-output-weights")
-    flags = (*flags, "--spare-piece-microbatches", "1", "--clip-grad", "1.0")
+    flags = (*MEGATRON, "--spare-piece-microbatches", "1", "--clip-grad", "1.0")
     several = ("--train-iters", "3000", "--spare-redundancy", "2", "--spare-shapes", "auto")
     job = submit(cluster, tmp_path, (*OWN, "--no-requeue", "--num-groups", "2", *flags, *several), nodes=4, ranks=1)
     job.until_step(2, timeout_s=180)

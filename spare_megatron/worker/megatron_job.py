@@ -248,10 +248,20 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         home=job.cut,
     )
     if job.spare.shapes != "none" and not job.place.stages:
-        check_home(loaded.replica.chunks, loaded.replica.config, job.cut, world.pipeline_rank)
+        _check_cut(job, user, loaded)
     if engine.exact is not None:
         engine.exact.restore(start.rank_state, start.read_rank_states)
     return _BuiltJob(loaded, datasets, loaders, engine)
+
+
+def _check_cut(job: JobArguments, user: UserCode, loaded: _LoadedJob) -> None:
+    """ConfigError where the groups of a job cannot come back in smaller shapes."""
+    if user.get_embedding_ranks is not None:
+        raise ConfigError(
+            f"--spare-shapes {job.spare.shapes}: get_embedding_ranks chooses among the stages of the home shape; leave "
+            "one of them out"
+        )
+    check_home(loaded.replica.chunks, loaded.replica.config, job.cut, loaded.world.pipeline_rank)
 
 
 def _train(built: _BuiltJob) -> ExitCode:

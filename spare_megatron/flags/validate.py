@@ -424,7 +424,7 @@ def check_shapes(ns: Namespace, shape: JobShape) -> None:
             ns.spare_state_redundancy not in (None, shape.num_groups)
         ),
         "context-parallel ranks have not been tried in it": shape.context > 1,
-        "--use-distributed-optimizer divides the state over inner ranks by stages": (
+        "with --use-distributed-optimizer the part of the state that an inner rank keeps depends on the stages": (
             ns.use_distributed_optimizer and shape.inner_data > 1
         ),
         "--use-tp-pp-dp-mapping numbers a group's ranks in another order": (

@@ -85,7 +85,7 @@ def test_a_rank_with_a_number_of_stages_that_no_group_can_have_is_refused() -> N
     [
         ("--spare-reduce fp32", "--spare-reduce fp32 sums in floating point, whose bits depend on the split"),
         ("--spare-state-redundancy 1", "no group has a whole state"),
-        ("--use-distributed-optimizer --spare-inner-data-parallel 2", "divides the state over inner ranks by stages"),
+        ("--use-distributed-optimizer --spare-inner-data-parallel 2", "that an inner rank keeps depends on the stages"),
         ("--use-tp-pp-dp-mapping --spare-inner-data-parallel 2", "numbers a group's ranks in another order"),
         ("--mtp-num-layers 1 --position-embedding-type rope", "have embeddings of their own"),
         ("--spare-standby-groups 1", "standbys have the home shape: leave --spare-standby-groups out"),

@@ -75,13 +75,6 @@ class StageCut:
             for number in range(size)
         ]
 
-    def largest_share(self) -> float:
-        """The part of all layers that the stage with the most has."""
-        of_stages = [0] * self.stages
-        for place in self.places():
-            of_stages[place.stage] += 1
-        return max(of_stages) / self.layers
-
     def with_stages(self, stages: int) -> StageCut:
         """The division over fewer stages, of each of which as many of these are one."""
         each = self.stages // stages

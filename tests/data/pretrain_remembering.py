@@ -21,7 +21,7 @@ class SmoothedNorm:
         self.steps, self.norm = 0, 0.0
 
     def after_step(self, step, figures):
-        self.steps, self.norm = self.steps + 1, 0.9 * self.norm + 0.1 * figures.get("grad_norm", 0.0)
+        self.steps, self.norm = self.steps + 1, 0.9 * self.norm + 0.1 * (figures.get("grad_norm") or 0.0)
         name = f"norm-{os.environ['SPARE_GROUP']}-{os.environ['SPARE_POSITION']}.json"
         (Path(os.environ["SPARE_RUN_DIR"]) / name).write_text(json.dumps([step, self.steps, self.norm]))
 

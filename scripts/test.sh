@@ -23,9 +23,9 @@ trap 'rm -f "$log"' EXIT
 { renice -n 19 "$BASHPID" && (mypy && lint-imports); } >"$log" 2>&1 & # in the pauses of the tests
 types=$!
 
-# Two workers more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time, and
-# those of Slurm, all in one worker, nearly all of it. tests/conftest.py puts the longest files first.
-together=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 2))" --dist loadfile --no-loadscope-reorder)
+# Four workers more than cores (nproc would say OMP_NUM_THREADS): a test of processes waits a part of its time, and
+# those of Slurm, in two workers, nearly all of it. tests/conftest.py puts the longest files first.
+together=(-n "$(($(env -u OMP_NUM_THREADS nproc) + 4))" --dist loadfile --no-loadscope-reorder)
 code=0 killed="tests/process/test_masking.py::test_a_death_at_each_point_of_the_step[group]"
 if [ "${1:-}" = "--quick" ]; then
   shift

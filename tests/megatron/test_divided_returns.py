@@ -56,7 +56,7 @@ def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job
 @pytest.mark.parametrize(
     ("second", "expected"),
     [
-        ("sigkill:group=1,step=4,at=gather,restart=1", [3, 2, 2, 2, 2, 2, 3, 3]),
+        pytest.param("sigkill:group=1,step=4,at=gather,restart=1", [3, 2, 2, 2, 2, 2, 3, 3], marks=pytest.mark.full),
         ("sigkill:group=1,step=4,at=join,restart=1", [3, 2, 2, 2, 2, 2, 3, 3]),
         ("sigkill:group=0,step=4,at=gather", [3, 2, 2, 2, 2, 2, 3, 3]),
     ],

@@ -70,7 +70,7 @@ def test_checkpoints_have_the_bits_of_those_of_whole_groups(
 
 @pytest.mark.parametrize(
     ("before", "groups", "after"),
-    [(DIVIDED, 3, ()), ((), 3, DIVIDED), (DIVIDED, 6, DIVIDED)],
+    [pytest.param(DIVIDED, 3, (), marks=pytest.mark.full), ((), 3, DIVIDED), (DIVIDED, 6, DIVIDED)],
     ids=["whole groups go on", "divided groups go on", "more groups go on"],
 )
 def test_a_job_goes_on_from_such_a_checkpoint(
@@ -93,6 +93,7 @@ def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, wh
     assert saved(tmp_path)["iter_0000008"] == whole["iter_0000008"]
 
 
+@pytest.mark.full
 def test_sums_in_fp32(tmp_path: Path) -> None:
     """Without failures the order of additions is that of whole groups. After a loss it is another one, as there; the
     copies of a shard stay equal all the same, because each host gets the same sums."""

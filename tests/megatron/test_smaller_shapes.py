@@ -87,6 +87,7 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     check_failure_free(tmp_path, job, found, *PP2)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_two_groups_in_a_smaller_shape_carry_the_job(tmp_path: Path) -> None:
     """Group 0 comes back with one stage. Then group 1 is lost too, learns from it and from group 2, and has one stage.

@@ -120,10 +120,15 @@ LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"
     ("flags", "size", "kills"),
     [
         ((*STAGES, "--global-batch-size", "12"), 2, LAST),
-        (("--spare-inner-data-parallel", "2", "--global-batch-size", "12"), 2, ("sigkill:group=1,step=4,at=apply",)),
+        pytest.param(
+            ("--spare-inner-data-parallel", "2", "--global-batch-size", "12"),
+            2,
+            ("sigkill:group=1,step=4,at=apply",),
+            marks=pytest.mark.full,
+        ),
         pytest.param(("--tensor-model-parallel-size", "2"), 2, LAST, marks=pytest.mark.full),
         (("--spare-reduce", "exact32"), 1, LAST),
-        (("--mtp-num-layers", "1", "--position-embedding-type", "rope"), 1, LAST),
+        pytest.param(("--mtp-num-layers", "1", "--position-embedding-type", "rope"), 1, LAST, marks=pytest.mark.full),
         (("--split", "90,10,0", "--eval-interval", "3", "--eval-iters", "2"), 1, ("sigkill:group=1,step=9,at=vote",)),
     ],
     ids=[

@@ -1,6 +1,6 @@
 """Says which versions of megatron-core have a field or a value, and what the installed one has.
 
-``core_tables/`` has the fields of megatron-core's dataclasses, one file for each minor version, as
+``core_fields.json`` has the fields of megatron-core's dataclasses, by minor version, as
 ``megatron_adapter.flag_sources`` finds them there. Flags are made of all of them, so that a flag of a newer
 megatron-core is known everywhere, and a job with an older one can report which version it needs. Imports neither torch
 nor megatron: the installed version is read from its package's metadata.
@@ -10,23 +10,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from spare_megatron.megatron_adapter.flag_sources import Minor, read_tables
 from spare_megatron.megatron_adapter.versions import core_version, minor_of
 
-TABLES = Path(__file__).parent / "core_tables"
-Minor = tuple[int, int]
-"""A minor version, such as (0, 16)."""
-
-
-@functools.cache
-def tables() -> dict[Minor, dict[str, Any]]:
-    """Minor version -> the content of its table, oldest first."""
-    found = {minor_of(path.stem): json.loads(path.read_text()) for path in TABLES.glob("*.json")}
-    return dict(sorted(found.items()))
+tables = functools.cache(read_tables)
 
 
 @functools.cache

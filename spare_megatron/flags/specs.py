@@ -1,6 +1,6 @@
 """Makes the specifications of all flags from our dataclasses and megatron-core's, with Megatron-LM's names.
 
-``SECTIONS`` are our dataclasses. ``core_tables/`` lists the fields of megatron-core's dataclasses, by version
+``SECTIONS`` are our dataclasses. ``core_fields.json`` lists the fields of megatron-core's dataclasses, by version
 (:mod:`core_versions`), ``megatron_lm.json`` the whole command line of Megatron-LM. A flag is supported when one of our
 dataclasses has its field, or when a megatron-core has it and it is not refused (:mod:`supported`).
 Imports neither torch nor megatron, so that bad flags are refused at once.

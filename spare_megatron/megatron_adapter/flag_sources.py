@@ -1,12 +1,12 @@
-"""Makes a table of the fields of megatron-core's dataclasses, from which flags are made.
+"""Makes the tables of the fields of megatron-core's dataclasses, from which flags are made: one for each minor version.
 
-The tables are kept in ``flags/core_tables/``, one for each minor version, so that flags are read and refused without
-importing megatron-core (a second or more); a test makes that of the installed version anew and compares. With another
-megatron-core installed:
+They are kept together in ``flags/core_fields.json``, so that flags are read and refused without importing megatron-core
+(a second or more); a test makes that of the installed version anew and compares. A row that not all versions have names
+the first (``since``) and the last minor version that have it (``until``). With another megatron-core installed:
 
     python -m spare_megatron.megatron_adapter.flag_sources
 
-writes its table. The help text of a field is read from megatron-core's source, only for ``--help``.
+writes its rows. The help text of a field is read from megatron-core's source, only for ``--help``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,15 @@ import json
 import sys
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.megatron_adapter.versions import core_version
+from spare_megatron.megatron_adapter.versions import core_version, minor_of
+
+CORE_FIELDS = Path(__file__).parents[1] / "flags" / "core_fields.json"
+Minor = tuple[int, int]
+"""A minor version, such as (0, 16)."""
 
 # class -> the module that defines it
 CLASSES = {
@@ -90,10 +95,44 @@ def core_table() -> dict[str, Any]:
     return {"megatron_core": core_version(), "fields": rows}
 
 
-def table_text(table: dict[str, Any]) -> str:
-    """The table as JSON with a field on each line."""
-    lines = ",\n".join("  " + json.dumps(row) for row in table["fields"])
-    return f'{{"megatron_core": "{table["megatron_core"]}",\n "fields": [\n{lines}\n]}}\n'
+def read_tables() -> dict[Minor, dict[str, Any]]:
+    """Minor version -> what :func:`core_table` returned there, oldest first."""
+    kept = json.loads(CORE_FIELDS.read_text())
+    tables: dict[Minor, dict[str, Any]] = {
+        minor_of(version): {"megatron_core": version, "fields": []} for version in kept["megatron_core"]
+    }
+    for row in kept["fields"]:
+        since, until = row.pop("since", None), row.pop("until", None)
+        for minor, table in tables.items():
+            if (since is None or minor_of(since) <= minor) and (until is None or minor <= minor_of(until)):
+                table["fields"].append(row)
+    return tables
+
+
+def tables_text(tables: Mapping[Minor, Mapping[str, Any]]) -> str:
+    """The tables of minor versions as one JSON with a row on each line. Raises ValueError where two versions have a row
+    that one between them has not."""
+    minors = sorted(tables)
+    lines: dict[str, list[Minor]] = {}
+    order: list[str] = []  # that of the newest version; what only older ones have stands behind its neighbour there
+    for minor in reversed(minors):
+        place = 0
+        for line in map(json.dumps, tables[minor]["fields"]):
+            if line not in lines:
+                order.insert(place, line)
+            lines.setdefault(line, []).insert(0, minor)
+            place = order.index(line) + 1
+    rows = []
+    for line in order:
+        since, until = lines[line][0], lines[line][-1]
+        if lines[line] != [minor for minor in minors if since <= minor <= until]:
+            raise ValueError(f"some versions between {since} and {until} lack {line}; write two rows that differ")
+        row = json.loads(line)
+        row |= {"since": "{}.{}".format(*since)} if since != minors[0] else {}
+        row |= {"until": "{}.{}".format(*until)} if until != minors[-1] else {}
+        rows.append("  " + json.dumps(row))
+    versions = json.dumps([tables[minor]["megatron_core"] for minor in minors])
+    return f'{{"megatron_core": {versions},\n "fields": [\n' + ",\n".join(rows) + "\n]}\n"
 
 
 def field_docs() -> dict[str, str]:
@@ -115,10 +154,8 @@ def field_docs() -> dict[str, str]:
 
 def main() -> None:
     table = core_table()
-    minor = ".".join(table["megatron_core"].split(".")[:2])
-    target = Path(__file__).parent.parent / "flags" / "core_tables" / f"{minor}.json"
-    target.write_text(table_text(table))
-    sys.stdout.write(f"{target}: {len(table['fields'])} fields of megatron-core {table['megatron_core']}\n")
+    CORE_FIELDS.write_text(tables_text({**read_tables(), minor_of(table["megatron_core"]): table}))
+    sys.stdout.write(f"{CORE_FIELDS}: {len(table['fields'])} fields of megatron-core {table['megatron_core']}\n")
 
 
 if __name__ == "__main__":

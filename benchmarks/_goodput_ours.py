@@ -16,7 +16,7 @@ import psutil
 from benchmarks._goodput_account import State
 from benchmarks._goodput_model import BATCH, FLAGS, GROUPS, environment
 from benchmarks._goodput_system import System
-from spare_megatron.cli.followed_file import FollowedFile
+from spare_megatron.cli.display import FollowedFile
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.launch.preloaded_ranks import LISTENING
 from tests.process.harness import RESTARTS, Job, launch

@@ -13,7 +13,7 @@ import psutil
 from benchmarks._goodput_account import State
 from benchmarks._goodput_model import BATCH, GROUPS
 from benchmarks._goodput_system import System, end_with_children
-from spare_megatron.cli.followed_file import FollowedFile
+from spare_megatron.cli.display import FollowedFile
 
 HEARTBEAT_S, JOIN_S = 1.0, 10.0
 """The Lighthouse's time-outs: a replica without heartbeats is dead; a living one that does not ask for the quorum which

@@ -14,7 +14,7 @@ import psutil
 from benchmarks._goodput_account import State
 from benchmarks._goodput_model import BATCH, GROUPS
 from benchmarks._goodput_system import System, end_with_children
-from spare_megatron.cli.followed_file import FollowedFile
+from spare_megatron.cli.display import FollowedFile
 
 LOOKS_EVERY_S = 0.05
 """torchrun's --monitor-interval."""

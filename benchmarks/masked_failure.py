@@ -30,7 +30,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from spare_megatron.cli.followed_file import FollowedFile
+from spare_megatron.cli.display import FollowedFile
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6

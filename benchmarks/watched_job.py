@@ -29,7 +29,7 @@ from spare_megatron.coordinator.failure_detector import Detector
 from spare_megatron.coordinator.journal import Journal, Replayed
 from spare_megatron.coordinator.paces import Paces
 from spare_megatron.coordinator.records import Records
-from spare_megatron.coordinator.watched_figures import speeds, watched_figures
+from spare_megatron.coordinator.status_figures import speeds, watched_figures
 from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.placement import build_placement
 from spare_megatron.protocol.machine import State, initial_state, step

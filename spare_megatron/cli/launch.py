@@ -8,6 +8,7 @@ group was started again while the others trained.
 from __future__ import annotations
 
 import argparse
+import ast
 import asyncio
 import os
 import sys
@@ -18,14 +19,15 @@ from pathlib import Path
 from spare_megatron.checkpoint.saved_args import saved_args
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.report import leave_report
-from spare_megatron.cli.script_imports import check_imports
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
+from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane.tls_files import is_loopback, make_tls
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.script_sources import imports_of, script_and_modules
 from spare_megatron.launch.supervisor import Supervisor
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.descriptors import OF_A_RANK, check_descriptors
@@ -33,6 +35,40 @@ from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.standard_output import outlive_the_disk
 from spare_megatron.runtime.stop_signals import usual_signals
 from spare_megatron.runtime.wakeups import ask_for_short_waits
+
+PACKAGE = "megatron.training"
+SED = (
+    r"s/\bmegatron\.\(training\|legacy\.model\)\b/spare_megatron.\1/g; "
+    r"s/\bfrom \(megatron import training\)/from spare_\1/"
+)
+"""The command of sed that ports a script. The builders of Megatron-LM until 0.17 also import ``megatron.legacy.model``,
+which no wheel has."""
+
+
+def check_imports(script: Path) -> None:
+    """ConfigError for a script that imports from ``megatron.training`` instead of ``spare_megatron.training``, itself
+    or in a module beside it that it imports; what Python cannot parse it says itself when it runs.
+
+    Since megatron-core 0.17 that package lies beside megatron-core, so such a script starts, and then trains as plain
+    Megatron does, whose loop knows nothing of groups."""
+    sources = script_and_modules(script)
+    found = {path: lines for path, tree in sources.items() if (lines := import_lines(tree))}
+    if not found:
+        return
+    where = " and ".join(
+        f"{path} in {counted(len(lines), 'line')} ({', '.join(map(str, lines))})" for path, lines in found.items()
+    )
+    raise ConfigError(
+        f"{PACKAGE} is imported by {where}: that is Megatron's own loop, which ends with the first rank that is lost; "
+        f"write spare_megatron.training there: sed -i '{SED}' {' '.join(map(str, found))}"
+    )
+
+
+def import_lines(tree: ast.Module) -> list[int]:
+    """The numbers of the lines that import from ``megatron.training``."""
+    inside = f"{PACKAGE}."
+    return [line for line, names in imports_of(tree).items() if any(f"{name}.".startswith(inside) for name in names)]
+
 
 EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\

@@ -1,10 +1,11 @@
-"""What spare-status --watch shows on a terminal."""
+"""What spare-status --watch shows: a screen on a terminal; else each change as a line, for a log or a pipe."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -12,15 +13,76 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spare_megatron.cli.status_changes import follow, looks
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.monitor.durations import duration
 from spare_megatron.monitor.job_picture import JobPicture
-from spare_megatron.monitor.job_texts import clock, effective_text, happenings, left_out_text, parts_shown, share
+from spare_megatron.monitor.job_texts import (
+    clock,
+    effective_text,
+    happenings,
+    left_out_text,
+    parts_shown,
+    share,
+    wall_time_line,
+)
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.monitor.speed_texts import speed_lines
 from spare_megatron.monitor.status_texts import head_lines, learners, loads, outlook, places, standbys
 from spare_megatron.monitor.wall_time import PARTS
+
+EVERY_S = 1.0
+
+
+def looks(files: RunFiles, picture: JobPicture) -> Iterator[JobPicture | ConfigError]:
+    """The picture, then what each further look finds, or why it fails; the last one is of a job that is over."""
+    yield picture
+    while not picture.is_over:
+        time.sleep(EVERY_S)
+        try:
+            picture = files.look()
+        except ConfigError as error:
+            yield error
+        else:
+            yield picture
+
+
+def follow(files: RunFiles, picture: JobPicture) -> None:
+    """Print the changes until the job is over."""
+    changes = StatusChanges()
+    for found in looks(files, picture):
+        for line in [str(found)] if isinstance(found, ConfigError) else changes.lines(found):
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+class StatusChanges:
+    """Finds what has changed since it was asked last."""
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._listed = 0
+        """Number of events that were reported."""
+
+    def lines(self, picture: JobPicture) -> Iterator[str]:
+        """Events, each once; the status where it shows something new; at the end where the time went."""
+        listed = happenings(picture)
+        for one in listed[self._listed :]:
+            yield f"{_time_of_day(one.time_s)} {one.text}"
+        self._listed = len(listed)
+        status = picture.status
+        head = ", ".join(head_lines(status)) if status else ""
+        if head != self._head:
+            yield f"{_time_of_day(status['time_unix_s'])} {head}"
+        self._head = head
+        if picture.is_over:
+            yield from (
+                text for text in (wall_time_line(picture.wall_time()), left_out_text(picture.lines_left_out)) if text
+            )
+
+
+def _time_of_day(time_unix_s: float) -> str:
+    return clock(time_unix_s).partition(" ")[2]
+
 
 HAPPENINGS_SHOWN = 8
 QUIET_S = 10.0

@@ -5,7 +5,7 @@ passes the coordinator's orders on to them unchanged (of a neighbour's and of do
 its position), writes the ticket stream that they compute by (:mod:`spare_megatron.control_plane.ticket_issuer`), and
 merges their reports and beats into one (:mod:`spare_megatron.control_plane.group_aggregation`,
 :mod:`spare_megatron.control_plane.learner_reports`, :mod:`spare_megatron.control_plane.shard_reports`,
-:mod:`spare_megatron.control_plane.state_reports`, :mod:`spare_megatron.control_plane.rank_ledger`). The group sends
+:mod:`spare_megatron.control_plane.shard_reports`, :mod:`spare_megatron.control_plane.rank_ledger`). The group sends
 Hello when all its ranks have connected. So the coordinator has as many clients as there are groups, not as many as
 there are GPUs.
 
@@ -38,8 +38,7 @@ from spare_megatron.control_plane.control_thread import Agent
 from spare_megatron.control_plane.group_aggregation import Ballots, MinOverRanks, VoteFigures, merge_reports
 from spare_megatron.control_plane.heartbeat_timer import Pulse, leader_interval_s
 from spare_megatron.control_plane.learner_reports import LearnerReports
-from spare_megatron.control_plane.pace_meter import PaceMeter
-from spare_megatron.control_plane.rank_ledger import RankLedger
+from spare_megatron.control_plane.rank_ledger import PaceMeter, RankLedger
 from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream, joined
 from spare_megatron.control_plane.report_messages import GROUP_REPORTS, RANK_REPORTS
 from spare_megatron.control_plane.reports import (
@@ -54,8 +53,7 @@ from spare_megatron.control_plane.reports import (
     StepReport,
     StopRequest,
 )
-from spare_megatron.control_plane.shard_reports import ShardReports
-from spare_megatron.control_plane.state_reports import StateReports
+from spare_megatron.control_plane.shard_reports import ShardReports, StateReports
 from spare_megatron.control_plane.ticket_entries import order_of
 from spare_megatron.control_plane.ticket_issuer import TicketIssuer
 from spare_megatron.protocol.codec import job_to_json, spec_to_json

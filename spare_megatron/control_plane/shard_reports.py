@@ -1,8 +1,11 @@
-"""How a leader merges what its ranks report of shards that the group has adopted. Pure: no I/O; time comes in as an
-argument.
+"""How a leader merges what its ranks report of shards that the group has adopted, and of state shards of which it is a
+new host. Pure: no I/O; time comes in as an argument.
 
 A shard is open when every rank has opened it, or reads no data; it cannot be opened as soon as one rank reports so, or
 when that takes too long. An answer is final, and is repeated with each view that does not know it.
+
+A group has the state of a state shard when every rank reports so; it has nothing, or cannot keep the shard, as soon as
+one rank reports that. A report is about one epoch; what was reported in the present one is repeated after every Hello.
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spare_megatron.control_plane.reports import RankOpened
-from spare_megatron.protocol.messages import Hosts
+from spare_megatron.control_plane.reports import RankHave, RankOpened
+from spare_megatron.protocol.messages import Have, Hosts
 from spare_megatron.protocol.view import MemberId, View
 
 
@@ -78,3 +81,35 @@ class ShardReports:
     def _answer(self, word: Hosts, now_s: float) -> Hosts:
         self._answers[word.shard], self._answered_s = word, now_s
         return word
+
+
+@dataclass
+class StateReports:
+    """The reports of one group of ``size`` ranks."""
+
+    me: MemberId
+    size: int
+    _whole: dict[tuple[int, int], set[int]] = field(default_factory=dict, init=False)
+    """(epoch, shard) -> positions that have their part."""
+    _sent: dict[tuple[int, int], Have] = field(default_factory=dict, init=False)
+    """(epoch, shard) -> what the group has reported."""
+
+    def receive(self, position: int, report: RankHave) -> Have | None:
+        """Take one rank's report; returns the group's if this one decides it."""
+        at = (report.epoch, report.shard)
+        if report.whole:
+            self._whole.setdefault(at, set()).add(position)
+            if len(self._whole[at]) < self.size:
+                return None
+        have = Have(*self.me, *at, report.whole, report.detail)
+        if self._sent.get(at) == have:
+            return None
+        self._sent[at] = have
+        return have
+
+    def again(self, view: View) -> list[Have]:
+        """What still holds in the epoch of ``view``; older epochs are forgotten."""
+        self.me = view.receiver
+        self._whole = {at: ranks for at, ranks in self._whole.items() if at[0] >= view.epoch}
+        self._sent = {at: have for at, have in self._sent.items() if at[0] >= view.epoch}
+        return list(self._sent.values())

@@ -35,8 +35,8 @@ from spare_megatron.control_plane.report_messages import GROUP_REPORTS, GroupRep
 from spare_megatron.control_plane.reports import Heartbeat, StepReport
 from spare_megatron.coordinator.action_dispatcher import ActionDispatcher
 from spare_megatron.coordinator.backlog import Backlog
+from spare_megatron.coordinator.call_answers import DrainRequests, RestartAnswers
 from spare_megatron.coordinator.deadlines import Deadlines, exit_code_of
-from spare_megatron.coordinator.drain_requests import DrainRequests
 from spare_megatron.coordinator.election import LeadershipLease
 from spare_megatron.coordinator.failure_detector import Detector, Finding
 from spare_megatron.coordinator.job_events import JobEvents
@@ -44,11 +44,10 @@ from spare_megatron.coordinator.job_tuning import JobTuning, publish_choice
 from spare_megatron.coordinator.journal import Journal, Record, resume
 from spare_megatron.coordinator.paces import Paces, steady_s
 from spare_megatron.coordinator.records import Records, announce
-from spare_megatron.coordinator.restart_answers import RestartAnswers
 from spare_megatron.coordinator.ring_addresses import RingAddresses
+from spare_megatron.coordinator.status_figures import speeds, watched_figures
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
-from spare_megatron.coordinator.watched_figures import speeds, watched_figures
 from spare_megatron.protocol.assign_native import compiled_chains
 from spare_megatron.protocol.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.protocol.lasting_paces import LastingPaces

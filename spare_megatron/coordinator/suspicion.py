@@ -14,10 +14,36 @@ from functools import partial
 from typing import Protocol
 
 from spare_megatron.coordinator.failure_detector import Attempt, Detector, Finding
-from spare_megatron.coordinator.learner_watch import LearnerWatch
+from spare_megatron.protocol.learner import Learner
 from spare_megatron.protocol.machine import State
 from spare_megatron.protocol.membership import waited_for
 from spare_megatron.protocol.messages import Event, JoinersLate, Loss, Lost, Standstill
+
+
+class LearnerWatch:
+    """Watches all learners of a job: that their start, and what they do after an offer has ended, does not hang. Nobody
+    waits for a learner, so it would hang for good although its heartbeats go on. To be asked at every tick of the
+    detector."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[int, int, int], float] = {}
+        """(group, incarnation, offers that have ended) -> since when it is not ready."""
+
+    def late(self, learners: Mapping[int, Learner], timeout_s: float, at_s: float) -> list[Loss]:
+        """The learners that have been neither ready nor had an offer for ``timeout_s``; each is returned once.
+
+        ``at_s`` is of a clock that stands still while this process does."""
+        unready = [
+            (group, known.incarnation, known.voids)
+            for group, known in sorted(learners.items())
+            if known.offer is None and not known.ready
+        ]
+        self._since_s = {one: self._since_s.get(one, at_s) for one in unready}
+        due = [one for one, since_s in self._since_s.items() if at_s - since_s > timeout_s]
+        self._since_s |= dict.fromkeys(due, float("inf"))
+        detail = f"it could not be brought up to date for {timeout_s:g} s, because it was not ready"
+        return [Loss(group, incarnation, "stalled", detail=detail) for group, incarnation, _ in due]
+
 
 TOGETHER_S = 0.003
 """Losses that become known within this time make one epoch, because the ranks of one host die within

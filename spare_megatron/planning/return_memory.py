@@ -2,7 +2,7 @@
 
 Donor i of d keeps part i of d of the state and of the results that the learner has not taken, on the host; the learner
 has one whole result more on its device. What a rank may keep at most is the same formula for the forecast and for the
-donors themselves (worker/donor_budget.py).
+donors themselves (worker/donor.py).
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class JobSpec:
     """Groups that serve one learner, each its part."""
     results_kept: int = 16
     """L: snapshot shards (the state, reduced results) that a donor keeps at most for a learner that has not taken them;
-    it withdraws where it would have to keep more, or too many bytes (worker.donor_budget)."""
+    it withdraws where it would have to keep more, or too many bytes (worker.donor)."""
     retry_limit: int = 8
     """Failed attempts of one step, without a change of members, after which the job gives up if they went on for long
     enough (protocol.membership)."""

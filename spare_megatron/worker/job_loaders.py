@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import socket
 from argparse import Namespace
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from spare_megatron.data.data_files import DataFile, file_identities
@@ -12,10 +15,45 @@ from spare_megatron.data.microbatch_loader import MicrobatchLoader, check_enough
 from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.megatron_adapter.model.world import GroupWorld
 from spare_megatron.placement import Placement
+from spare_megatron.runtime.brief_command import run_command
+from spare_megatron.runtime.child_guard import ChildGuard
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.worker.job_arguments import JobArguments
-from spare_megatron.worker.staging import StagingError, bring
 from spare_megatron.worker.start import Start
+
+FLAG = "--spare-stage-command"
+
+
+class StagingError(RuntimeError):
+    """The command has not brought the data."""
+
+
+def bring(command: str, shard: int, locks: Path, limit_s: float) -> None:
+    """Run ``command`` for a shard and this host, and wait for its end. Ranks of one host run it one after the other:
+    all but the first should find nothing to do.
+
+    Args:
+        command: is given to the shell, with the shard's number for ``{shard}`` and the name of this host for
+            ``{host}``.
+        locks: a directory for files that are locked meanwhile.
+        limit_s: seconds after which it is killed.
+
+    Raises:
+        StagingError: it could not be started, failed, or took too long; with the last line of what it wrote.
+    """
+    host = socket.gethostname()
+    text = command.replace("{shard}", str(shard)).replace("{host}", host)
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / f"{host}-{shard}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        guard = ChildGuard()
+        try:
+            end = run_command(("/bin/sh", "-c", text), limit_s, guard, lambda: False, receive_all=True)
+        finally:
+            guard.close()
+    if end.status != 0:
+        raise StagingError(f"{FLAG} for shard {shard} on {host}: {end.words(limit_s, last=True)}")
+
 
 log = logging.getLogger(__name__)
 

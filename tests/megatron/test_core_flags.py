@@ -53,7 +53,7 @@ def config_types() -> dict[str, type]:
 def test_words_of_settings_become_objects_that_megatron_core_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "check_machine", lambda _: None)  # a config needs no transformer-engine to be built
     from spare_megatron.megatron_adapter.core_differences import transformer_fields
-    from spare_megatron.megatron_adapter.model.config_objects import with_objects
+    from spare_megatron.megatron_adapter.model.replica import with_objects
 
     types = config_types()
     for extra in ("", "--swiglu", "--squared-relu", "--quick-geglu", "--init-method-xavier-uniform --window-size 3,0"):

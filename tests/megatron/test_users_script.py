@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.cli.script_imports import SED
+from spare_megatron.cli.launch import SED
 from spare_megatron.megatron_adapter.versions import release
 from tests.process.harness import Job, launch
 

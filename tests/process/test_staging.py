@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.worker.staging import StagingError, bring
+from spare_megatron.worker.job_loaders import StagingError, bring
 
 
 def test_the_command_is_notified_shard_and_host(tmp_path: Path) -> None:

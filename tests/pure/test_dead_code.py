@@ -17,7 +17,7 @@ READ_BY_NAME = {
     "spare_megatron/flags/": "values of a namespace of flags that megatron-core reads",
     "spare_megatron/megatron_adapter/": "attributes and methods that torch and megatron-core read and call",
     "spare_megatron/training/": "names that users' scripts import, and arguments that they give",
-    "spare_megatron/monitor/perfetto_trace.py": "fields of protobuf messages",
+    "spare_megatron/monitor/trace_files.py": "fields of protobuf messages",
 }
 """Path or folder -> why its names may be read nowhere in the package."""
 EXCEPTIONS = {

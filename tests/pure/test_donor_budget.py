@@ -14,7 +14,7 @@ from spare_megatron.coordinator.records import Records
 from spare_megatron.protocol.machine import step as machine_step
 from spare_megatron.protocol.messages import Withdrawn
 from spare_megatron.runtime.run_directory import RunDirectory
-from spare_megatron.worker.donor_budget import OfferBudget
+from spare_megatron.worker.donor import OfferBudget
 from tests.pure.scenario import Player
 
 MB = 10**6

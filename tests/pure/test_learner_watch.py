@@ -9,7 +9,7 @@ import pytest
 from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.coordinator import suspicion
 from spare_megatron.coordinator.failure_detector import Detector
-from spare_megatron.coordinator.learner_watch import LearnerWatch
+from spare_megatron.coordinator.suspicion import LearnerWatch
 from spare_megatron.protocol.learner import Learner
 from spare_megatron.protocol.machine import State
 from spare_megatron.protocol.messages import Event

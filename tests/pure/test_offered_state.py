@@ -9,7 +9,7 @@ import torch
 
 from spare_megatron.collectives.handshake import Member
 from spare_megatron.transfer.offered_state import Missing, OfferedState
-from spare_megatron.transfer.rate_limit import SLICE_BYTES_MAX, RateLimit
+from spare_megatron.transfer.serving import SLICE_BYTES_MAX, RateLimit
 from spare_megatron.transfer.snapshot_shards import SendBuffer
 from spare_megatron.transfer.transport import KeptSnapshotShards, SnapshotShard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spare_megatron.control_plane.pace_meter import PaceMeter
+from spare_megatron.control_plane.rank_ledger import PaceMeter
 from spare_megatron.control_plane.reports import Pace
 from spare_megatron.coordinator.paces import Paces
 from spare_megatron.protocol import messages as m

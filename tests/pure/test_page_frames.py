@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spare_megatron.monitor.job_picture import StepSeries
-from spare_megatron.monitor.page import step_points
+from spare_megatron.monitor.page import run_drawing
 from spare_megatron.monitor.page.event_streams import STREAMS_MAX, WAITING_MAX, EventStreams
 from spare_megatron.monitor.page.followed_run import FollowedRun, names_of
 from spare_megatron.monitor.page.frame import Frame, changes
-from spare_megatron.monitor.page.run_drawing import RunDrawing
-from spare_megatron.monitor.page.step_points import StepPoints
+from spare_megatron.monitor.page.run_drawing import RunDrawing, StepPoints
 from spare_megatron.protocol.messages import Hello
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.scripted_job import SPEC, ScriptedJob
@@ -130,7 +129,7 @@ def test_before_the_first_group_there_is_a_frame_too() -> None:
 
 
 def test_points_stay_few_and_keep_extremes(monkeypatch: Any) -> None:
-    monkeypatch.setattr(step_points, "POINTS_MAX", 8)
+    monkeypatch.setattr(run_drawing, "POINTS_MAX", 8)
     series, points = StepSeries(), StepPoints()
     for step in range(1, 101):
         line = {"time_unix_s": float(step), "step": step, "step_time_s": 1.0, "live_groups": 4, "loss": 1.0 / step}

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from spare_megatron.coordinator.restart_answers import RestartAnswers
+from spare_megatron.coordinator.call_answers import RestartAnswers
 from spare_megatron.protocol.machine import step
 from spare_megatron.protocol.messages import Loss, Lost
 from tests.pure.scenario import Player

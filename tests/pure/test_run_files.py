@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.cli import report, status
-from spare_megatron.cli.status_changes import StatusChanges
-from spare_megatron.cli.status_screen import screen
+from spare_megatron.cli.status_screen import StatusChanges, screen
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator import journal_parts
 from spare_megatron.coordinator.journal import acted_on, read

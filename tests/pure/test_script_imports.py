@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.cli.launch import script_command
-from spare_megatron.cli.script_imports import SED, import_lines
+from spare_megatron.cli.launch import SED, import_lines, script_command
 from spare_megatron.config.errors import ConfigError
 
 USERS = Path(__file__).parents[2] / "examples" / "own_script" / "pretrain_own.py"

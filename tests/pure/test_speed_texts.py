@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.coordinator.watched_figures import speeds
+from spare_megatron.coordinator.status_figures import speeds
 from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.metrics.moved_pieces import moved_pieces
 from spare_megatron.monitor.group_numbers import numbered_groups

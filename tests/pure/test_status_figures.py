@@ -12,8 +12,7 @@ import pytest
 
 from spare_megatron.control_plane.reports import LastRank
 from spare_megatron.coordinator import records
-from spare_megatron.coordinator.status_figures import live_hosts, next_save, stage_of, status_figures
-from spare_megatron.coordinator.watched_figures import watched_figures
+from spare_megatron.coordinator.status_figures import live_hosts, next_save, stage_of, status_figures, watched_figures
 from spare_megatron.coordinator.watched_group import GroupStanding
 from spare_megatron.monitor.status_texts import status_text
 from spare_megatron.protocol.messages import Hello, Ready

@@ -11,8 +11,8 @@ import pytest
 from spare_megatron.cli import timeline
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.metrics.metrics import SLOWEST_MAX, _slowest
-from spare_megatron.monitor.perfetto_trace import perfetto_trace
 from spare_megatron.monitor.trace_book import TraceBook
+from spare_megatron.monitor.trace_files import perfetto_trace
 from spare_megatron.monitor.trace_sample import SLICES_MAX, choose_steps, with_lines
 from spare_megatron.protocol.messages import CaughtUp, Hello, Ready, Saved
 from tests.pure.scripted_job import BEGAN_S, COMPUTE_S, FAILURE_FREE_S, REDUCE_S, REST_S, SPEC, ScriptedJob

@@ -37,6 +37,28 @@ from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import (
     RestrictedUnpickler,
 )
 
+_ENUMS = ("AttnBackend", "CudaGraphModule", "CudaGraphScope", "InferenceCudaGraphScope")
+"""Of megatron-core's transformer settings; all but the first came after 0.16."""
+
+
+def harmless_classes() -> list[Any]:
+    """Classes for ``torch.serialization.safe_globals``: enums, flags, and those of which numpy's random states
+    consist."""
+    import argparse
+    import codecs
+    import signal
+
+    import numpy as np
+    from megatron.core.enums import ModelType
+    from megatron.core.transformer import enums
+    from numpy._core.multiarray import _reconstruct
+
+    named = [getattr(enums, name) for name in _ENUMS if hasattr(enums, name)]
+    of_numpy = [np.ndarray, np.dtype, _reconstruct, type(np.dtype(np.uint32))]
+    older = (_reconstruct, "numpy.core.multiarray._reconstruct")  # its name in files of numpy 1
+    return [argparse.Namespace, signal.Signals, ModelType, *named, *of_numpy, older, codecs.encode]
+
+
 _OF_METADATA = (
     *("Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
     *("TensorProperties", "StorageMeta", "_MEM_FORMAT_ENCODING"),
@@ -177,7 +199,6 @@ def install() -> None:
 def allow_harmless() -> None:
     """Let ``weights_only`` loads have the harmless classes of Megatron's files, beside those of megatron-core's own
     list."""
-    from spare_megatron.megatron_adapter.checkpoint.pickles import harmless_classes
 
     there = torch.serialization.get_safe_globals()
     torch.serialization.add_safe_globals([one for one in harmless_classes() if one not in there])

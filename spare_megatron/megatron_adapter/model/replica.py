@@ -10,13 +10,46 @@ parameters; :attr:`Replica.chunks` has one entry for each virtual stage of this 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from spare_megatron.megatron_adapter.shims import install_cpu_shims
+from spare_megatron.megatron_adapter.shims import cuda_available, install_cpu_shims
+
+
+def with_objects(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a TransformerConfig with objects in place of words; other values stay as they are. Settings have
+    plain values, so that they can be hashed and stored; a few of them name functions and enum members."""
+    from megatron.core.activations import squared_relu
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
+    from megatron.core.transformer.enums import AttnBackend
+
+    words: dict[str, dict[str, Any]] = {
+        "activation_func": {
+            "gelu": torch.nn.functional.gelu,
+            "silu": torch.nn.functional.silu,
+            "quick_gelu": quick_gelu,
+            "squared_relu": squared_relu,
+        },
+        "init_method": {"xavier_uniform": torch.nn.init.xavier_uniform_},
+        "output_layer_init_method": {"xavier_uniform": torch.nn.init.xavier_uniform_},
+        "attention_backend": {member.name: member for member in AttnBackend},
+    }
+    made = {
+        name: words[name].get(value, value) if name in words and isinstance(value, str) else value
+        for name, value in fields.items()
+    }
+    if fields.get("bias_activation_fusion") and "activation_func" not in fields and not cuda_available():
+        # The fused kernel computes GELU's tanh form. Without it the same model must compute the same function.
+        made |= {
+            "activation_func": partial(torch.nn.functional.gelu, approximate="tanh"),
+            "bias_activation_fusion": False,
+        }
+    return made
+
 
 install_cpu_shims()
 
@@ -37,7 +70,6 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.megatron_adapter.core_differences import known_fields, rates_by_width, transformer_fields
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.ademamix import replace_adam
-from spare_megatron.megatron_adapter.model.config_objects import with_objects
 from spare_megatron.megatron_adapter.model.home_rows import Row
 from spare_megatron.megatron_adapter.model.hybrid_layers import check_kind, hybrid_provider
 from spare_megatron.megatron_adapter.model.settings import (
@@ -51,7 +83,7 @@ from spare_megatron.megatron_adapter.model.settings import (
 from spare_megatron.megatron_adapter.model.soap import order_before_updates
 from spare_megatron.megatron_adapter.model.tied_head import TiedHead
 from spare_megatron.megatron_adapter.model.world import GroupWorld
-from spare_megatron.megatron_adapter.shims import compute_device, cuda_available
+from spare_megatron.megatron_adapter.shims import compute_device
 
 ModelProvider = Callable[..., torch.nn.Module]
 """Megatron's model provider: (pre_process, post_process[, vp_stage, config, pg_collection]) -> module."""

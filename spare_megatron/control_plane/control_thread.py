@@ -25,22 +25,12 @@ from typing import Protocol
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control_plane import control_pb2 as pb
-from spare_megatron.control_plane import protobuf_codec
+from spare_megatron.control_plane import protobuf_codec, reports
 from spare_megatron.control_plane.channel import LEADER, Security, security_of
 from spare_megatron.control_plane.heartbeat_timer import Pulse
 from spare_megatron.control_plane.launcher_watch import LauncherWatch
 from spare_megatron.control_plane.reconnecting_stream import ReconnectingStream
 from spare_megatron.control_plane.report_messages import RANK_REPORTS
-from spare_megatron.control_plane.reports import (
-    Progress,
-    RankCaughtUp,
-    RankHave,
-    RankOpened,
-    RankReport,
-    RankWithdrawn,
-    Reduced,
-    StepReport,
-)
 from spare_megatron.control_plane.ticket_entries import stream_of
 from spare_megatron.protocol.member import (
     Change,
@@ -106,7 +96,7 @@ class SessionSide(Protocol):
         """Tell the training thread that a checkpoint was accepted."""
 
     @property
-    def progress_now(self) -> Progress:
+    def progress_now(self) -> reports.Progress:
         """How far the training thread is, for the heartbeat."""
 
     @property
@@ -197,7 +187,7 @@ class Agent:
         self.end(fenced=str(error))
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> reports.Progress:
         """How far the training thread is."""
         return self._session.progress_now
 
@@ -267,16 +257,16 @@ class Follower:
             self._agent.fail(ConfigError(f"the leader of group {group} is gone: {why}"))
         await self._closing.wait()  # the guard watches over a training thread that does not leave
 
-    def post(self, report: RankReport) -> None:
+    def post(self, report: reports.RankReport) -> None:
         """Send a report of the training thread to the leader."""
         message = RANK_REPORTS.message(report)
-        if isinstance(report, StepReport | RankCaughtUp):
+        if isinstance(report, reports.StepReport | reports.RankCaughtUp):
             self._last_applied = report.step
         # The newest report of each kind and row, and that on each offer that is not served any more and on each
         # adopted and each state shard, is sent again after a reconnect, for the leader may have missed it.
-        of = report.number if isinstance(report, RankWithdrawn) else 0
-        of = report.shard if isinstance(report, RankOpened | RankHave) else of
-        of = report.row if isinstance(report, Reduced | RankCaughtUp) else of
+        of = report.number if isinstance(report, reports.RankWithdrawn) else 0
+        of = report.shard if isinstance(report, reports.RankOpened | reports.RankHave) else of
+        of = report.row if isinstance(report, reports.Reduced | reports.RankCaughtUp) else of
         self._kept[type(report), of] = message
         self._stream.send(message)
 
@@ -327,7 +317,7 @@ class ControlSide(Protocol):
     async def run(self) -> None:
         """Serve this rank; returns after :meth:`close`."""
 
-    def post(self, report: RankReport) -> None:
+    def post(self, report: reports.RankReport) -> None:
         """Take a report of this rank's own training thread."""
 
     def wants(self, complete: bool) -> bool:
@@ -366,7 +356,7 @@ class ControlThread:
             self._thread.join()
             raise self._error
 
-    def post(self, report: RankReport) -> None:
+    def post(self, report: reports.RankReport) -> None:
         """Pass on a report of the training thread; it is dropped when the control thread has ended."""
         if self._side is not None:
             self._call(self._side.post, report)
@@ -384,7 +374,7 @@ class ControlThread:
             self._call(self._side.close)
         self._thread.join(STOP_S)
 
-    def _call(self, method: Callable[..., None], *args: RankReport) -> None:
+    def _call(self, method: Callable[..., None], *args: reports.RankReport) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(method, *args)

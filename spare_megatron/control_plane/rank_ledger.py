@@ -11,17 +11,8 @@ from __future__ import annotations
 
 import math
 
+from spare_megatron.control_plane import reports
 from spare_megatron.control_plane.group_aggregation import Tally
-from spare_megatron.control_plane.reports import (
-    COMPLETE,
-    PHASE_ORDER,
-    WAITING,
-    Beat,
-    Heartbeat,
-    LastRank,
-    LateRank,
-    Pace,
-)
 from spare_megatron.runtime.awake_clock import AwakeClock
 
 GAP = 2
@@ -43,7 +34,7 @@ class RankLedger:
         self._tally = Tally(group_size)
         self._received_s = [now_s] * group_size
         self._moved_s = [now_s] * group_size
-        self._beats: list[Beat | None] = [None] * group_size
+        self._beats: list[reports.Beat | None] = [None] * group_size
         self._places: list[tuple[float, ...]] = [_NOWHERE] * group_size
         """How far each rank is, as a sort key. Of two at the same place the one that has stood still longer is
         behind."""
@@ -53,7 +44,7 @@ class RankLedger:
         """A rank has connected, for the first time or again."""
         self._received_s[position] = self._clock.at(now_s)
 
-    def receive(self, position: int, beat: Beat, now_s: float) -> tuple[bool, bool]:
+    def receive(self, position: int, beat: reports.Beat, now_s: float) -> tuple[bool, bool]:
         """Take one rank's beat.
 
         Returns:
@@ -63,11 +54,11 @@ class RankLedger:
         self._received_s[position] = at_s
         if known is None or known.counter != beat.counter:
             self._moved_s[position] = at_s
-        self._waiting += (beat.phase in WAITING) - (known is not None and known.phase in WAITING)
+        self._waiting += (beat.phase in reports.WAITING) - (known is not None and known.phase in reports.WAITING)
         self._beats[position] = beat
         moved_s = self._moved_s[position]
-        self._places[position] = (beat.step, PHASE_ORDER.get(beat.phase, 0), moved_s, beat.in_phase, position)
-        return self._tally.add(position, beat.step, beat.pieces_done, beat.phase in COMPLETE)
+        self._places[position] = (beat.step, reports.PHASE_ORDER.get(beat.phase, 0), moved_s, beat.in_phase, position)
+        return self._tally.add(position, beat.step, beat.pieces_done, beat.phase in reports.COMPLETE)
 
     def excuse(self, now_s: float) -> None:
         """What the ranks have not done until now was waiting for data: none has stood still. O(ranks)."""
@@ -75,24 +66,24 @@ class RankLedger:
         self._moved_s = [at_s] * len(self._moved_s)
         self._places = [p if p is _NOWHERE else (*p[:2], at_s, *p[3:]) for p in self._places]
 
-    def heartbeat(self, now_s: float) -> Heartbeat:
+    def heartbeat(self, now_s: float) -> reports.Heartbeat:
         """The beat of the group. O(ranks)."""
         at_s = self._clock.at(now_s)
         received_s = min(self._received_s)
         late = (
-            LateRank(self._received_s.index(received_s), at_s - received_s)
+            reports.LateRank(self._received_s.index(received_s), at_s - received_s)
             if at_s - received_s > self._late_s
             else None
         )
-        return Heartbeat(self._tally.step, self._tally.done, self._waiting, self._last(at_s), late)
+        return reports.Heartbeat(self._tally.step, self._tally.done, self._waiting, self._last(at_s), late)
 
-    def _last(self, at_s: float) -> LastRank | None:
+    def _last(self, at_s: float) -> reports.LastRank | None:
         position = self._places.index(min(self._places))
         beat = self._beats[position]
         if beat is None:
             return None
         still_s = at_s - self._moved_s[position]
-        return LastRank(position, beat.step, beat.phase, beat.counter, beat.pieces_done, still_s)
+        return reports.LastRank(position, beat.step, beat.phase, beat.counter, beat.pieces_done, still_s)
 
 
 class PaceMeter:
@@ -128,11 +119,11 @@ class PaceMeter:
         """There is no ticket to begin by now: that time counts for nothing."""
         self._at_s, self._full, self._rested = now_s, None, True
 
-    def pace(self, now_s: float) -> Pace:
+    def pace(self, now_s: float) -> reports.Pace:
         """By now. Before two words behind the filling: that of the step before, or what the tickets so far took where
         that was longer."""
         piece_s = self._piece_s
         if piece_s and not self._rested and (self._full is None or self._begun == self._full[0]):
             piece_s = max(piece_s, (now_s - self._began_s) / max(1, self._begun))
         through = self._begun if self._rested else max(0, self._begun - self._filling)
-        return Pace(self._step, through, now_s - self._at_s, piece_s)
+        return reports.Pace(self._step, through, now_s - self._at_s, piece_s)

@@ -15,37 +15,21 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from spare_megatron.control_plane import control_pb2 as pb
-from spare_megatron.control_plane import protobuf_codec
-from spare_megatron.control_plane.reports import (
-    RankApplied,
-    RankBegun,
-    RankCaughtUp,
-    RankHave,
-    RankOpened,
-    RankReady,
-    RankReport,
-    RankVoid,
-    RankWithdrawn,
-    Reduced,
-    SaveRequest,
-    StepReport,
-    StopRequest,
-)
-from spare_megatron.protocol.messages import (
-    Applied,
-    CaughtUp,
-    GaveBack,
-    Have,
-    Hosts,
-    Ready,
-    Saved,
-    StopRequested,
-    Void,
-    Withdrawn,
-)
+from spare_megatron.control_plane import protobuf_codec, reports
+from spare_megatron.protocol import messages as m
 
 GroupReport = (
-    Applied | CaughtUp | GaveBack | Have | Hosts | Ready | Saved | StepReport | StopRequested | Void | Withdrawn
+    m.Applied
+    | m.CaughtUp
+    | m.GaveBack
+    | m.Have
+    | m.Hosts
+    | m.Ready
+    | m.Saved
+    | reports.StepReport
+    | m.StopRequested
+    | m.Void
+    | m.Withdrawn
 )
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -65,7 +49,7 @@ class ReportMessages(Generic[M, R]):
         name = self._names[type(report)]
         part = getattr(message, name)
         part.SetInParent()
-        if isinstance(report, StepReport):
+        if isinstance(report, reports.StepReport):
             part.step, part.report_json = report.step, json.dumps(report.report)
         else:
             protobuf_codec.fill(part, report)
@@ -78,42 +62,42 @@ class ReportMessages(Generic[M, R]):
         if cls is None:
             return None
         part = getattr(message, name)
-        if issubclass(cls, StepReport):
+        if issubclass(cls, reports.StepReport):
             return cls(part.step, json.loads(part.report_json))
         found: R = protobuf_codec.read(part, cls)
         return found
 
 
-RANK_REPORTS: ReportMessages[pb.RankReport, RankReport] = ReportMessages(
+RANK_REPORTS: ReportMessages[pb.RankReport, reports.RankReport] = ReportMessages(
     pb.RankReport,
     {
-        "reduced": Reduced,
-        "step_report": StepReport,
-        "applied": RankApplied,
-        "save_request": SaveRequest,
-        "stop_request": StopRequest,
-        "ready": RankReady,
-        "caught_up": RankCaughtUp,
-        "void": RankVoid,
-        "withdrawn": RankWithdrawn,
-        "begun": RankBegun,
-        "opened": RankOpened,
-        "have": RankHave,
+        "reduced": reports.Reduced,
+        "step_report": reports.StepReport,
+        "applied": reports.RankApplied,
+        "save_request": reports.SaveRequest,
+        "stop_request": reports.StopRequest,
+        "ready": reports.RankReady,
+        "caught_up": reports.RankCaughtUp,
+        "void": reports.RankVoid,
+        "withdrawn": reports.RankWithdrawn,
+        "begun": reports.RankBegun,
+        "opened": reports.RankOpened,
+        "have": reports.RankHave,
     },
 )
 GROUP_REPORTS: ReportMessages[pb.GroupReport, GroupReport] = ReportMessages(
     pb.GroupReport,
     {
-        "applied": Applied,
-        "saved": Saved,
-        "step_report": StepReport,
-        "stop_request": StopRequested,
-        "ready": Ready,
-        "caught_up": CaughtUp,
-        "void": Void,
-        "withdrawn": Withdrawn,
-        "gave_back": GaveBack,
-        "hosts": Hosts,
-        "have": Have,
+        "applied": m.Applied,
+        "saved": m.Saved,
+        "step_report": reports.StepReport,
+        "stop_request": m.StopRequested,
+        "ready": m.Ready,
+        "caught_up": m.CaughtUp,
+        "void": m.Void,
+        "withdrawn": m.Withdrawn,
+        "gave_back": m.GaveBack,
+        "hosts": m.Hosts,
+        "have": m.Have,
     },
 )

@@ -18,24 +18,10 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
+from spare_megatron.control_plane import reports
 from spare_megatron.control_plane.control_thread import ControlThread, Follower, RankSetup
 from spare_megatron.control_plane.leader import Leader
 from spare_megatron.control_plane.leader_process import FirstFollower
-from spare_megatron.control_plane.reports import (
-    Progress,
-    RankApplied,
-    RankBegun,
-    RankCaughtUp,
-    RankHave,
-    RankOpened,
-    RankReady,
-    RankVoid,
-    RankWithdrawn,
-    Reduced,
-    SaveRequest,
-    StepReport,
-    StopRequest,
-)
 from spare_megatron.protocol.member import Orders, first_orders
 from spare_megatron.protocol.messages import JobSpec, ReductionResult
 from spare_megatron.runtime import failpoints
@@ -52,7 +38,7 @@ class Session:
         self._changed = threading.Condition()
         self._orders = first_orders(setup.group, setup.incarnation)
         self._on_view = tuple(on_view)
-        self._progress = Progress()
+        self._progress = reports.Progress()
         self._tickets_read = 0
         self.tickets_low = setup.job.tickets_ahead
         """How few known entries of the ticket stream are few (:meth:`begun`)."""
@@ -142,12 +128,12 @@ class Session:
         """Report to the leader that this rank has begun the ticket of this number, where its group pauses late: that
         all stages begin what the first one has."""
         if self._tells_begun:
-            self._control.post(RankBegun(number))
+            self._control.post(reports.RankBegun(number))
 
     def opened(self, shard: int, problem: str) -> None:
         """Report that this rank has opened the data of a shard that its group has adopted, or reads none; or, where
         there is a ``problem``, that it cannot. From any thread."""
-        self._control.post(RankOpened(shard, not problem, problem))
+        self._control.post(reports.RankOpened(shard, not problem, problem))
 
     def reduced(
         self, result: ReductionResult, figures: Mapping[str, float] | None = None, row: int | None = None
@@ -161,7 +147,7 @@ class Session:
                 ``pieces_joined`` (the greatest over ranks, summed over groups).
         """
         row = self.rows[0] if row is None else row
-        self._control.post(Reduced(result, tuple(sorted((figures or {}).items())), row))
+        self._control.post(reports.Reduced(result, tuple(sorted((figures or {}).items())), row))
 
     def report_step(self, step: int, report: Mapping[str, Any]) -> None:
         """Report that this rank has applied the committed ``step``.
@@ -170,20 +156,20 @@ class Session:
         ``grad_norm``, ``lr``, ``tokens``, ``loss_scale``, ``skipped``, ... The reports of a group's ranks are merged,
         and the first group's report is logged. The group has applied the step when its last rank has reported it.
         """
-        self._control.post(StepReport(step, dict(report)))
+        self._control.post(reports.StepReport(step, dict(report)))
 
     def applied(self, step: int, epoch: int) -> None:
         """Report that this rank has done all that the end of the run asks of it (``orders.view.leave``): the state
         after ``step`` is applied and, where that is its group's part, saved. The group's ``Applied`` is sent when its
         last rank has reported.
         """
-        self._control.post(RankApplied(step, epoch))
+        self._control.post(reports.RankApplied(step, epoch))
 
     def have(self, epoch: int, shard: int, whole: bool, detail: str = "") -> None:
         """Report that this rank, of a new host of a state shard, has its part of the state after t* in ``epoch``; or
         that it has not, and that its view names no donor, or why it cannot keep the shard (``detail``). From any
         thread."""
-        self._control.post(RankHave(epoch, shard, whole, detail))
+        self._control.post(reports.RankHave(epoch, shard, whole, detail))
 
     def saved(self, step: int, directory: str) -> bool:
         """Ask whether the checkpoint in ``directory`` counts, and wait for the answer; called by one rank of the group.
@@ -195,30 +181,30 @@ class Session:
         key = (step, directory)
         with self._changed:
             self._answers[key] = False
-            self._control.post(SaveRequest(step, directory))
+            self._control.post(reports.SaveRequest(step, directory))
             self._changed.wait_for(lambda: self._answers[key] or self._orders.over)
             return self._answers.pop(key)
 
     def ready(self) -> None:
         """Report that this rank, of a learner, could take an offer, now and after each that ends."""
-        self._control.post(RankReady())
+        self._control.post(reports.RankReady())
 
     def caught_up(self, number: int, step: int, weights_digest: str, row: int | None = None) -> None:
         """Report that this rank, of a learner or joiner, holds the state after ``step`` of a row, by offer
         ``number``."""
-        self._control.post(RankCaughtUp(number, step, weights_digest, self.rows[0] if row is None else row))
+        self._control.post(reports.RankCaughtUp(number, step, weights_digest, self.rows[0] if row is None else row))
 
     def void(self, number: int, detail: str) -> None:
         """Report that this rank, of a learner or joiner, cannot have its part of offer ``number``, and why."""
-        self._control.post(RankVoid(number, detail))
+        self._control.post(reports.RankVoid(number, detail))
 
     def withdraw(self, number: int, detail: str) -> None:
         """Report that this rank, of a donor, serves offer ``number`` no longer, and why."""
-        self._control.post(RankWithdrawn(number, detail))
+        self._control.post(reports.RankWithdrawn(number, detail))
 
     def request_stop(self, reason: str) -> None:
         """Ask that the job saves and leaves at the next step boundary (exit duration, exit signal)."""
-        self._control.post(StopRequest(reason))
+        self._control.post(reports.StopRequest(reason))
 
     def close(self) -> None:
         """Close the stream and end the control thread. Idempotent."""
@@ -248,6 +234,6 @@ class Session:
         return self._tickets_read
 
     @property
-    def progress_now(self) -> Progress:
+    def progress_now(self) -> reports.Progress:
         """Control thread: the progress that the next heartbeat carries."""
         return self._progress

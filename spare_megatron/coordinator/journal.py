@@ -48,20 +48,9 @@ from spare_megatron.coordinator.journal_parts import (
     tidy_parts,
 )
 from spare_megatron.coordinator.snapshot import Snapshot, load_snapshot, save_snapshot
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.codec import decode_actions, decode_event, encode_actions, encode_event
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    Action,
-    Decision,
-    DrainRequested,
-    Event,
-    SendCommit,
-    SendFenced,
-    SendStop,
-    SendView,
-    StopRequested,
-)
 from spare_megatron.protocol.state_codec import encode_state
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.disk import words
@@ -103,8 +92,8 @@ class Record:
     """Number of the record, from 1 without a gap."""
     time_unix_s: float
     epoch: int
-    event: Event
-    actions: tuple[Action, ...]
+    event: m.Event
+    actions: tuple[m.Action, ...]
     reason: str
 
 
@@ -160,7 +149,7 @@ class Journal:
         if found.end.part > 1:  # the process before may have died before it did so
             self._chores.do(TIDY, partial(tidy_parts, path, found.end.part))
 
-    def append(self, event: Event, decision: Decision) -> Record:
+    def append(self, event: m.Event, decision: m.Decision) -> Record:
         """Write one record; a final one is on the disk afterwards. Raises OSError where it is not in the journal."""
         if self._next is not None:
             self._next.mend()  # with a header in it, nothing may follow here
@@ -168,7 +157,7 @@ class Journal:
         if final:
             self._confirm()
         time_s = round(self._clock(), 6)  # as in the file: who sees it live and who reads it work with the same number
-        actions = cast(tuple[Action, ...], decision.actions)  # or one that equals it, which is not made here
+        actions = cast(tuple[m.Action, ...], decision.actions)  # or one that equals it, which is not made here
         record = Record(self._end.records + 1, time_s, decision.epoch, event, actions, decision.reason)
         line = _line(record) if self._end.offset_bytes else header_after(self._end) + _line(record)
         self._file.append(line)
@@ -232,13 +221,15 @@ class Journal:
         return True
 
 
-def is_final(event: Event, decision: Decision, epoch: int) -> bool:
+def is_final(event: m.Event, decision: m.Decision, epoch: int) -> bool:
     """Whether others act on a decision for good; ``epoch`` is that before it. (A learner that is notified that it has
     no offer drops its state; whoever asked for a stop or a drain has its answer and does not ask again.)"""
-    if decision.epoch != epoch or isinstance(event, StopRequested | DrainRequested):
+    if decision.epoch != epoch or isinstance(event, m.StopRequested | m.DrainRequested):
         return True
-    acted_on = (isinstance(action, SendCommit | SendStop | SendFenced | AcceptSave) for action in decision.actions)
-    taught = (isinstance(action, SendView) and not action.view.is_member for action in decision.actions)
+    acted_on = (
+        isinstance(action, m.SendCommit | m.SendStop | m.SendFenced | m.AcceptSave) for action in decision.actions
+    )
+    taught = (isinstance(action, m.SendView) and not action.view.is_member for action in decision.actions)
     return any(acted_on) or any(taught)
 
 
@@ -303,7 +294,7 @@ def _parse(path: Path, line: bytes, behind: JournalPlace) -> Record:
     return record
 
 
-Observer = Callable[[Record, State, Decision, State], None]
+Observer = Callable[[Record, State, m.Decision, State], None]
 
 
 def replay(path: Path, observe: Observer | None = None) -> Replayed:
@@ -377,7 +368,7 @@ def verify(path: Path) -> int:
         elif found:
             raise JournalError(found)
 
-    def compare(record: Record, _before: State, _decision: Decision, after: State) -> None:
+    def compare(record: Record, _before: State, _decision: m.Decision, after: State) -> None:
         there = taken.get(record.n)
         if there is not None and encode_state(there.state) != encode_state(after):
             raise JournalError(f"{snapshot_path(path, there.place.part)} is not the state behind record {record.n}")

@@ -48,25 +48,11 @@ from spare_megatron.coordinator.ring_addresses import RingAddresses
 from spare_megatron.coordinator.status_figures import speeds, watched_figures
 from spare_megatron.coordinator.streams import Stream, Streams
 from spare_megatron.coordinator.suspicion import Suspicion
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.assign_native import compiled_chains
 from spare_megatron.protocol.codec import decode, encode, job_from_json, spec_from_json
 from spare_megatron.protocol.lasting_paces import LastingPaces
 from spare_megatron.protocol.machine import State, step
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    Action,
-    Decision,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Opened,
-    RunningOut,
-    SendFenced,
-    StopRequested,
-    Tuned,
-    Vote,
-)
 from spare_megatron.runtime.directory_watch import DirectoryWatch
 from spare_megatron.runtime.gc_scheduler import collect_in_pauses
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
@@ -144,9 +130,9 @@ class Coordinator:
         if self._accepted and self._unopened:
             self._publish_accepted()
 
-    def _replayed(self, record: Record, before: State, decision: Decision, after: State) -> None:
+    def _replayed(self, record: Record, before: State, decision: m.Decision, after: State) -> None:
         for action in decision.actions:
-            if isinstance(action, AcceptSave) and _is_newest(action, after):
+            if isinstance(action, m.AcceptSave) and _is_newest(action, after):
                 self._accepted = action.directory
         self._restarts.observe(decision.actions)
         self._records.observe(record, before, decision, after, 0.0, False)
@@ -235,7 +221,7 @@ class Coordinator:
 
         self._resumed = True
         self._backlog.do(self._read_job)
-        self._apply(Opened(self._state.job, self._state.job_attempt, self._fencing))
+        self._apply(m.Opened(self._state.job, self._state.job_attempt, self._fencing))
         if self._accepted:  # the coordinator before may have died between the record and the file
             self._backlog.do(self._publish_accepted)
         self._backlog.do(expect)
@@ -250,7 +236,7 @@ class Coordinator:
         if kept is not None:
             self._adopt_job(decode(kept))
 
-    def _open(self, spec: JobSpec, job: JobDescription) -> None:
+    def _open(self, spec: m.JobSpec, job: JobDescription) -> None:
         """Begin a new job attempt, at its first Hello."""
 
         def begin() -> None:
@@ -260,7 +246,7 @@ class Coordinator:
 
         self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
         self._backlog.do(partial(write_json, self._dir.job, encode(job), durable=True))
-        self._apply(Opened(spec, self._job_attempt, self._fencing))
+        self._apply(m.Opened(spec, self._job_attempt, self._fencing))
         self._backlog.do(begin)
 
     def _adopt_job(self, job: JobDescription) -> None:
@@ -294,15 +280,15 @@ class Coordinator:
             self._exit_code = ExitCode.REQUEUE
             self._over.set()
         elif not self._state.stopped:  # how it has ended is decided
-            self._apply(StopRequested(f"{SIGNAL_REASON} {name}"))
+            self._apply(m.StopRequested(f"{SIGNAL_REASON} {name}"))
 
     # ------------------------------------------------------------------------------------------------------- events
 
-    def _apply(self, event: Event, detect_s: float = 0.0) -> None:
+    def _apply(self, event: m.Event, detect_s: float = 0.0) -> None:
         """Handle one event, now or when the disk allows: decide, write the record, then act."""
         self._backlog.do(partial(self._decide, event, detect_s))
 
-    def _decide(self, event: Event, detect_s: float = 0.0) -> None:
+    def _decide(self, event: m.Event, detect_s: float = 0.0) -> None:
         """Decide one event. The state changes only once the record is in the journal; an OSError changes nothing."""
         before = self._state
         after, decision = step(before, event)
@@ -312,12 +298,12 @@ class Coordinator:
         acts = [partial(self._act, action) for action in decision.actions]
         self._backlog.do_next([*acts, partial(self._follow, record, before)])
 
-    def _act(self, action: Action) -> None:
-        if isinstance(action, AcceptSave) and _is_newest(action, self._state):
+    def _act(self, action: m.Action) -> None:
+        if isinstance(action, m.AcceptSave) and _is_newest(action, self._state):
             self._accepted = action.directory
             self._publish_accepted()
         self._dispatcher.announce(action)
-        if isinstance(action, SendFenced):
+        if isinstance(action, m.SendFenced):
             self._restarts.observe((action,))
             if not self._is_there(action.group, action.incarnation):
                 self._detector.lost(action.group, action.incarnation)
@@ -326,7 +312,7 @@ class Coordinator:
         """Do what an event leads to once its actions are sent, and decide the events that follow from its figures."""
         if self._state.stopped and not before.stopped:
             self._end()
-        if isinstance(record.event, Tuned):
+        if isinstance(record.event, m.Tuned):
             publish_choice(record.event, self._state.job_attempt, self._dir, self._records.side)
         self._tuning.observe(record.time_unix_s, before, record.event, self._state)
         self._events.observe(record, before, self._state)
@@ -334,7 +320,7 @@ class Coordinator:
         following = (self._tuning.next(self._state), self._measured(before))
         self._backlog.do_next([partial(self._decide, event) for event in following if event is not None])
 
-    def _measured(self, before: State) -> Event | None:
+    def _measured(self, before: State) -> m.Event | None:
         """What a commit shows of groups that are slow for long; None where nothing changes by it, and in a job whose
         slow groups are not relieved."""
         ahead = self._job.tickets_ahead
@@ -386,7 +372,7 @@ class Coordinator:
         first = await context.read()
         if first is grpc.aio.EOF or first.WhichOneof("kind") != "arrival":
             return None
-        hello = protobuf_codec.read(first.arrival.hello, Hello)
+        hello = protobuf_codec.read(first.arrival.hello, m.Hello)
         spec, job = spec_from_json(first.arrival.spec_json), job_from_json(first.arrival.job_json)
         addresses = first.arrival.addresses
         refusal = self._refusal(hello, job) or await self._addresses.refusal(hello, addresses, self._is_there)
@@ -424,14 +410,14 @@ class Coordinator:
         self._addresses.learn(*member, addresses, serving_at)
         self._dispatcher.received(*member)
 
-    def _refusal(self, hello: Hello, job: JobDescription) -> str:
+    def _refusal(self, hello: m.Hello, job: JobDescription) -> str:
         """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
         if self._unopened or hello.fingerprint == self._fingerprint:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
 
-    def _is_taken(self, hello: Hello) -> bool:
+    def _is_taken(self, hello: m.Hello) -> bool:
         """Whether an incarnation belongs to another process (rule 16). The machine would fence this one too, but by
         then its stream would have taken the place of the other's."""
         stream = self._streams.of(hello.group, hello.incarnation)
@@ -456,7 +442,7 @@ class Coordinator:
             self._detector.heartbeat(group, stream.incarnation, beat, now_s)
             self._paces.receive(group, stream.incarnation, beat.pace, now_s)
         elif kind == "ballot":
-            vote = protobuf_codec.read(report.ballot.vote, Vote)
+            vote = protobuf_codec.read(report.ballot.vote, m.Vote)
             if vote.result.at == (self._state.step_in_flight, self._state.epoch):
                 figures = [(figure.name, figure.value) for figure in report.ballot.figures]
                 self._records.book.figures(*vote.result.at, group, figures)
@@ -485,7 +471,7 @@ class Coordinator:
             if joins and group in self._state.holders:
                 self._relieve(self._paces.holds(self._state, group, now_s))
 
-    def _relieve(self, event: RunningOut | None) -> None:
+    def _relieve(self, event: m.RunningOut | None) -> None:
         if event is not None and not self._nothing_is_decided:
             self._apply(event)
 
@@ -497,7 +483,7 @@ class Coordinator:
         ended = self._state.phase == "ending" and group in self._state.applied_last
         orderly = request.status == 0 and (self._state.stopped or ended)
         if not orderly and self._detector.lost(group, incarnation):
-            loss = Loss(group, incarnation, "exited", request.position, status_words(request.status))
+            loss = m.Loss(group, incarnation, "exited", request.position, status_words(request.status))
             since_s = time.monotonic() - max(0.0, request.age_s)
             self._suspicion.lose(Finding(loss, since_s))
         return pb.Done(opened=not self._unopened)
@@ -506,7 +492,7 @@ class Coordinator:
         if self._unopened or self._state.phase == "closed":
             self._signal(request.reason)
         else:
-            self._apply(StopRequested(request.reason))
+            self._apply(m.StopRequested(request.reason))
             await self._written()
         return pb.Done()
 
@@ -537,7 +523,7 @@ class Coordinator:
             await asyncio.sleep(STATUS_INTERVAL_S)
 
 
-def _is_newest(action: AcceptSave, after: State) -> bool:
+def _is_newest(action: m.AcceptSave, after: State) -> bool:
     """False for a save of an older step that was written for so long that a newer one has been accepted; ``after`` is
     the state in which it counts."""
     return action.step >= after.saved_step

@@ -11,20 +11,7 @@ from dataclasses import dataclass, field
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator.journal import Record
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    DrainRequested,
-    GaveBack,
-    Hosts,
-    JobSpec,
-    Lost,
-    Opened,
-    SendCommit,
-    SendFenced,
-    SendStop,
-    SendView,
-    Tuned,
-)
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.transition import describe
 from spare_megatron.protocol.view import View
 
@@ -36,7 +23,7 @@ class AttemptHistory:
     number: int
     opened_s: float
     """When the first group sent Hello."""
-    spec: JobSpec
+    spec: m.JobSpec
     begun_s: float | None = None
     """When its first step began."""
     committed: int = 0
@@ -151,7 +138,7 @@ class JobHistory:
     def take(self, record: Record) -> None:
         """Take the next record."""
         event = record.event
-        if isinstance(event, Opened):
+        if isinstance(event, m.Opened):
             self._opened(record, event)
             return
         if not self.job_attempts:
@@ -159,23 +146,23 @@ class JobHistory:
         job_attempt, before = self.job_attempt, self.live
         trains = job_attempt.begun_s is not None and job_attempt.ended_s is None
         for action in record.actions:
-            if isinstance(action, SendCommit):
+            if isinstance(action, m.SendCommit):
                 job_attempt.committed = action.step
                 self.patching.clear()
                 self._segments.clear()
                 job_attempt.served |= {action.step + 1} if action.serves else set()
-            elif isinstance(action, AcceptSave):
+            elif isinstance(action, m.AcceptSave):
                 self.saves.append(Save(record.time_unix_s, action.step, action.group))
-            elif isinstance(action, SendStop) and job_attempt.ended_s is None:
+            elif isinstance(action, m.SendStop) and job_attempt.ended_s is None:
                 job_attempt.ended_s, job_attempt.outcome, job_attempt.reason = (
                     record.time_unix_s,
                     action.outcome,
                     action.reason,
                 )
-        if isinstance(event, Tuned):
+        if isinstance(event, m.Tuned):
             job_attempt.save_interval = event.save_interval or job_attempt.save_interval
-        views = [action.view for action in record.actions if isinstance(action, SendView)]
-        self._follow_segments(views, relieves=isinstance(event, GaveBack))
+        views = [action.view for action in record.actions if isinstance(action, m.SendView)]
+        self._follow_segments(views, relieves=isinstance(event, m.GaveBack))
         view = next((view for view in views if view.is_member), None)
         if view is not None:
             self.live = dict(view.live)
@@ -185,7 +172,7 @@ class JobHistory:
             self._members(record, before, self._newly_adopted(views))
         self._epoch = max(self._epoch, record.epoch)
 
-    def _opened(self, record: Record, event: Opened) -> None:
+    def _opened(self, record: Record, event: m.Opened) -> None:
         if event.fencing <= self._fencing:
             return
         self._fencing = event.fencing
@@ -221,11 +208,11 @@ class JobHistory:
     def _members(self, record: Record, before: Mapping[int, int], adopted: tuple[int, ...]) -> None:
         """Note who is not a member any more, and who is one again."""
         job_attempt, event, now_s = self.job_attempt, record.event, record.time_unix_s
-        commits = any(isinstance(action, SendCommit) for action in record.actions)
+        commits = any(isinstance(action, m.SendCommit) for action in record.actions)
         changed = record.epoch > self._epoch
-        losses = event.losses if isinstance(event, Lost) else ()
+        losses = event.losses if isinstance(event, m.Lost) else ()
         reported = [loss for loss in losses if before.get(loss.group) == loss.incarnation]
-        fenced = [a for a in record.actions if isinstance(a, SendFenced) and before.get(a.group) == a.incarnation]
+        fenced = [a for a in record.actions if isinstance(a, m.SendFenced) and before.get(a.group) == a.incarnation]
         dead = {loss.group for loss in reported} | {action.group for action in fenced}
         if dead and (job_attempt.ended_s is not None or not changed):  # no view says so
             self.live = {group: one for group, one in self.live.items() if group not in dead}
@@ -255,7 +242,7 @@ class JobHistory:
                 )
             )
             self._lost_s |= dict.fromkeys(gone, now_s)
-        elif changed and not commits and not isinstance(event, GaveBack | DrainRequested | Hosts):
+        elif changed and not commits and not isinstance(event, m.GaveBack | m.DrainRequested | m.Hosts):
             job_attempt.repeated.add(job_attempt.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
             away_s = now_s - self._lost_s.get(group, now_s)
@@ -271,5 +258,5 @@ class JobHistory:
 
 def _sent_back(record: Record) -> set[int]:
     """The joiners that have to learn again: they are notified."""
-    views = (action.view for action in record.actions if isinstance(action, SendView))
+    views = (action.view for action in record.actions if isinstance(action, m.SendView))
     return {view.group for view in views if not view.is_member}

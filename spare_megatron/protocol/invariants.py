@@ -8,22 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol import state_shards
 from spare_megatron.protocol.assign_types import USUAL
 from spare_megatron.protocol.audits import padded
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    AllVoted,
-    Decision,
-    Event,
-    GaveBack,
-    Hosts,
-    JoinersLate,
-    Opened,
-    SendCommit,
-    SendView,
-    Vote,
-)
 from spare_megatron.protocol.standing import follows_slowness
 from spare_megatron.protocol.state import State
 from spare_megatron.protocol.view import Offer
@@ -33,7 +21,7 @@ class InvariantError(AssertionError):
     """An invariant does not hold: a bug in the protocol machine, never a user's fault."""
 
 
-def check(before: State, event: Event, after: State, decision: Decision) -> None:
+def check(before: State, event: m.Event, after: State, decision: m.Decision) -> None:
     """Check every invariant that one transition can violate.
 
     Raises:
@@ -60,7 +48,7 @@ def check(before: State, event: Event, after: State, decision: Decision) -> None
         _state_hosts(before, after)
 
 
-def _offers(before: State, after: State, decision: Decision) -> None:
+def _offers(before: State, after: State, decision: m.Decision) -> None:
     """Who holds no state has a learner's place; offers are by members that hold the state, of the last commit, and all
     the record that makes them sends them to their donors: so these receive them before they apply the next step."""
     if after.phase not in ("running", "ending"):
@@ -76,7 +64,7 @@ def _offers(before: State, after: State, decision: Decision) -> None:
         if group not in joiners and (group in after.live or any(after.segments_of(group))):
             raise InvariantError(f"learner {group} has a part in the step")
     notified = _asked_to_serve(decision)
-    commits = any(isinstance(action, SendCommit) for action in decision.actions)
+    commits = any(isinstance(action, m.SendCommit) for action in decision.actions)
     for offer in after.offers:
         if any(after.live.get(group) != inc or group not in after.holders for group, inc in offer.donors):
             raise InvariantError(f"a donor of offer {offer.number} is gone or holds no state")
@@ -89,20 +77,20 @@ def _offers(before: State, after: State, decision: Decision) -> None:
             raise InvariantError(f"offer {offer.number} is made or kept where its donors need not learn of it")
 
 
-def _asked_to_serve(decision: Decision) -> set[tuple[int, int]]:
+def _asked_to_serve(decision: m.Decision) -> set[tuple[int, int]]:
     """(group, number of an offer) of what the decision's commit and views list."""
     listed = set[tuple[int, int]]()
     for action in decision.actions:
-        if isinstance(action, SendCommit):
+        if isinstance(action, m.SendCommit):
             listed |= {(group, offer.number) for group, offers in action.serves for offer in offers}
-        elif isinstance(action, SendView):
+        elif isinstance(action, m.SendView):
             listed |= {(action.view.group, offer.number) for offer in action.view.serves}
     return listed
 
 
-def _joiners(event: Event, after: State) -> None:
+def _joiners(event: m.Event, after: State) -> None:
     """Nobody waits for a joiner longer than its grace (rule 13): when it is over, no joiner without a piece is left."""
-    if not isinstance(event, JoinersLate) or event.epoch != after.epoch or after.phase != "running":
+    if not isinstance(event, m.JoinersLate) or event.epoch != after.epoch or after.phase != "running":
         return
     waited = [g for g in after.joiners if not any(after.segments_of(g))]
     if waited:
@@ -211,9 +199,9 @@ def _membership(before: State, after: State) -> None:
         raise InvariantError("no live group holds the last committed state")
 
 
-def _commits(before: State, event: Event, after: State, decision: Decision) -> None:
-    sent = [a for a in decision.actions if isinstance(a, SendCommit)]
-    if isinstance(event, Opened):
+def _commits(before: State, event: m.Event, after: State, decision: m.Decision) -> None:
+    sent = [a for a in decision.actions if isinstance(a, m.SendCommit)]
+    if isinstance(event, m.Opened):
         if sent:
             raise InvariantError("opening a job committed a step")
         return
@@ -246,11 +234,11 @@ def _commits(before: State, event: Event, after: State, decision: Decision) -> N
             raise InvariantError(f"group {group} joins and its state was never compared")
 
 
-def _saves(before: State, event: Event, after: State, decision: Decision) -> None:
+def _saves(before: State, event: m.Event, after: State, decision: m.Decision) -> None:
     """A checkpoint counts when a member wrote it and votes have compared its weights; at a wipe-out also one that
     nobody could compare, unless votes spoke against its group (rule 8)."""
     for action in decision.actions:
-        if not isinstance(action, AcceptSave):
+        if not isinstance(action, m.AcceptSave):
             continue
         key = (action.group, action.incarnation)
         if len(_with(before, event)) < 2 and key in _accused(before, event, after):
@@ -259,7 +247,7 @@ def _saves(before: State, event: Event, after: State, decision: Decision) -> Non
             continue
         if before.live.get(action.group) != action.incarnation:
             raise InvariantError(f"a checkpoint of group {action.group} counts, which is no member")
-        if action.step < before.committed[0] or isinstance(event, AllVoted):
+        if action.step < before.committed[0] or isinstance(event, m.AllVoted):
             continue
         votes = _with(before, event)
         digests = {
@@ -269,20 +257,20 @@ def _saves(before: State, event: Event, after: State, decision: Decision) -> Non
             raise InvariantError(f"the checkpoint of step {action.step} counts before its weights were compared")
 
 
-def _accused(before: State, event: Event, after: State) -> set[tuple[int, int]]:
+def _accused(before: State, event: m.Event, after: State) -> set[tuple[int, int]]:
     """(group, incarnation) of those that votes spoke against: at a wipe-out, the groups that a vote's own record
     removes. (A group that is fenced for its links is never removed by a record that ends the job.)"""
-    if not isinstance(event, Vote) or after.outcome != "wipe-out":
+    if not isinstance(event, m.Vote) or after.outcome != "wipe-out":
         return set()
     return {(group, incarnation) for group, incarnation in before.live.items() if group not in after.live}
 
 
-def _with(before: State, event: Event) -> Mapping[int, Vote]:
+def _with(before: State, event: m.Event) -> Mapping[int, m.Vote]:
     """The votes before an event, with the event where it is one."""
-    return {**before.votes, event.group: event} if isinstance(event, Vote) else before.votes
+    return {**before.votes, event.group: event} if isinstance(event, m.Vote) else before.votes
 
 
-def _agreement(before: State, event: Event) -> None:
+def _agreement(before: State, event: m.Event) -> None:
     """No step is committed while two of its groups have different gradients of one piece (rule 15)."""
     votes = _with(before, event)
     found: dict[int, dict[int, int]] = {}
@@ -349,7 +337,7 @@ def _offer_of(state: State, group: int) -> Offer | None:
     return state.learners[group].offer if group in state.learners else None
 
 
-def _growth(before: State, event: Event, after: State) -> None:
+def _growth(before: State, event: m.Event, after: State) -> None:
     """Inside a step a survivor's plan only grows (rule 4), and only loses what the group has given back (rule 21) or
     cannot open (rule 23)."""
     if before.phase != "running" or before.committed != after.committed:
@@ -358,7 +346,7 @@ def _growth(before: State, event: Event, after: State) -> None:
         if before.live[group] != after.live[group]:
             continue
         given = frozenset(before.relief.given.get(group, ()))
-        if isinstance(event, GaveBack) and event.group == group:
+        if isinstance(event, m.GaveBack) and event.group == group:
             given = given.union(event.pieces)
         old, new = before.segments_of(group), after.segments_of(group)
         if not (given and after.epoch > before.epoch and group not in after.relief.asked):
@@ -382,16 +370,16 @@ def _growth(before: State, event: Event, after: State) -> None:
                 raise InvariantError(f"joiner {group} got shards {sorted(added)} although a holder hosts one of them")
 
 
-def _shut(before: State, event: Event, group: int) -> tuple[int, ...]:
+def _shut(before: State, event: m.Event, group: int) -> tuple[int, ...]:
     """The pieces of a shard that the group cannot open."""
-    if not isinstance(event, Hosts) or event.group != group or event.opened:
+    if not isinstance(event, m.Hosts) or event.group != group or event.opened:
         return ()
     if event.shard not in before.adopted.get(group, {}):
         return ()
     return tuple(p for p in before.plan.pieces(group) if p // before.job.pieces_per_shard == event.shard)
 
 
-def _adoption(before: State, event: Event, after: State) -> None:
+def _adoption(before: State, event: m.Event, after: State) -> None:
     """Only members that hold the state have adopted shards, which they did not host; a group that cannot open one is
     never its host again; and a shard is adopted only where it had no host (rule 23)."""
     pairs = {(shard, group) for group, shards in after.adopted.items() for shard in shards}
@@ -406,7 +394,7 @@ def _adoption(before: State, event: Event, after: State) -> None:
             there = [
                 g for g in before.where.hosts_of(shard) if g in before.live and before.live[g] == after.live.get(g)
             ]
-            still = [g for g in there if not (isinstance(event, Hosts) and (g, shard) == (event.group, event.shard))]
+            still = [g for g in there if not (isinstance(event, m.Hosts) and (g, shard) == (event.group, event.shard))]
             if still:
                 raise InvariantError(f"group {group} adopts shard {shard}, which groups {still} host")
 
@@ -450,7 +438,7 @@ def _audits(before: State, after: State) -> None:
             raise InvariantError(f"group {group} was notified of other audits in a segment that it may have run")
 
 
-def _views(after: State, decision: Decision) -> None:
+def _views(after: State, decision: m.Decision) -> None:
     for action in decision.actions:
-        if isinstance(action, SendView) and action.view.epoch != after.epoch:
+        if isinstance(action, m.SendView) and action.view.epoch != after.epoch:
             raise InvariantError(f"a view of epoch {action.view.epoch} was sent in epoch {after.epoch}")

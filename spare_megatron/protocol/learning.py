@@ -5,34 +5,23 @@ None of it makes an epoch where only learners are concerned, because nobody wait
 
 from __future__ import annotations
 
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol import offers, state_shards
 from spare_megatron.protocol.audits import name_groups
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.learner import NO_OFFER, Learner
 from spare_megatron.protocol.membership import lose, send_back, take
-from spare_megatron.protocol.messages import (
-    CaughtUp,
-    Deferred,
-    Have,
-    Hello,
-    Loss,
-    Lost,
-    Ready,
-    SendView,
-    Void,
-    Withdrawn,
-)
 from spare_megatron.protocol.state import State
 from spare_megatron.protocol.transition import Transition, decide, ignore, stop, taken_by
 
 
-def enter(state: State, event: Hello) -> Transition:
+def enter(state: State, event: m.Hello) -> Transition:
     """A new incarnation sends Hello while the job runs: the older one, if it is there, is lost, and this one learns."""
     group = event.group
     outcome: Transition = ignore(state, "")
     older = state.incarnation_of(group)
     if older is not None:
-        outcome = lose(state, Lost((Loss(group, older, "replaced", detail=taken_by(event.incarnation)),)))
+        outcome = lose(state, m.Lost((m.Loss(group, older, "replaced", detail=taken_by(event.incarnation)),)))
         if outcome[0].stopped:
             return outcome
     after, decision = outcome
@@ -44,23 +33,23 @@ def enter(state: State, event: Hello) -> Transition:
         process_nonces={**after.process_nonces, group: (event.incarnation, event.process_nonce)},
     )
     reason = f"group {group} incarnation {event.incarnation} is here and is to be brought up to date"
-    actions = Deferred(lambda: (*decision.actions, SendView(here.view_of(group))))
+    actions = m.Deferred(lambda: (*decision.actions, m.SendView(here.view_of(group))))
     return decide(here, actions, f"{decision.reason}; {reason}" if decision.reason else reason)
 
 
-def back(state: State, event: Hello) -> Transition:
+def back(state: State, event: m.Hello) -> Transition:
     """A learner or joiner sends Hello again: it receives its view again, unless it is ahead of the last commit."""
     if event.known > state.committed[0]:
         return _ahead(state, event.group, event.known)
     return decide(
-        state, [SendView(state.view_of(event.group))], f"group {event.group}, which learns, is back in {state.epoch}"
+        state, [m.SendView(state.view_of(event.group))], f"group {event.group}, which learns, is back in {state.epoch}"
     )
 
 
 def _ahead(state: State, group: int, step: int) -> Transition:
     """A learner or joiner knows a state that nobody has committed: it alone is lost."""
     detail = f"it has seen step {step}, the last commit is {state.committed}"
-    return lose(state, Lost((Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
+    return lose(state, m.Lost((m.Loss(group, state.learners[group].incarnation, "diverged", detail=detail),)))
 
 
 def _learner(state: State, group: int, incarnation: int, number: int | None) -> Learner | None:
@@ -74,7 +63,7 @@ def _learner(state: State, group: int, incarnation: int, number: int | None) -> 
     return known
 
 
-def ready(state: State, event: Ready) -> Transition:
+def ready(state: State, event: m.Ready) -> Transition:
     """A learner could take an offer: it gets one in this record, where enough donors are free, else with the next
     commit or epoch; so does one whose last offer ended by its own fault or a donor's, which may last. The donors are
     reported at once, and by each later commit and view."""
@@ -90,11 +79,11 @@ def ready(state: State, event: Ready) -> Transition:
     notified = sorted({*learners, *(donor for offer in new for donor, _ in offer.donors)})
     is_or_are = "is" if len(learners) == 1 else "are"
     why = f"{name_groups(learners)} {is_or_are} offered the state after step {state.committed[0]}"
-    views = Deferred(lambda: (SendView(after.view_of(group)) for group in notified))
+    views = m.Deferred(lambda: (m.SendView(after.view_of(group)) for group in notified))
     return decide(after, views, f"group {event.group} is ready; {why}")
 
 
-def caught_up(state: State, event: CaughtUp) -> Transition:
+def caught_up(state: State, event: m.CaughtUp) -> Transition:
     """A learner or joiner holds the state after a step."""
     group, step = event.group, event.step
     known = _learner(state, group, event.incarnation, event.number)
@@ -118,7 +107,7 @@ def caught_up(state: State, event: CaughtUp) -> Transition:
     return ignore(after, f"group {group} has caught up to step {step}{', proved' if checked.proved else ''}")
 
 
-def have(state: State, event: Have) -> Transition:
+def have(state: State, event: m.Have) -> Transition:
     """A new host of a state shard has its state, or has nothing and no donor, or cannot keep the shard: then others are
     asked. Where no host counts for the shard, the first one that has the state counts at once; when none has it any
     more, the job ends (rule 27)."""
@@ -143,14 +132,14 @@ def have(state: State, event: Have) -> Transition:
     return ignore(after, why)
 
 
-def void(state: State, event: Void) -> Transition:
+def void(state: State, event: m.Void) -> Transition:
     """A learner or joiner cannot have a part of its offer."""
     if _learner(state, event.group, event.incarnation, event.number) is None:
         return ignore(state, f"offer {event.number} to group {event.group} has ended already")
     return _void(state, event.group, f"group {event.group} gave offer {event.number} up: {event.detail}")
 
 
-def withdrawn(state: State, event: Withdrawn) -> Transition:
+def withdrawn(state: State, event: m.Withdrawn) -> Transition:
     """A donor serves an offer no longer."""
     offer = next((offer for offer in state.offers if offer.number == event.number), None)
     if state.phase != "running" or offer is None or (event.group, event.incarnation) not in offer.donors:
@@ -166,5 +155,5 @@ def _void(state: State, group: int, why: str, wrong: bool = False) -> Transition
         return send_back(state, [group], [group], why)
     learners = {**state.learners, group: offers.voided(state.learners[group], True, wrong)}
     after, fences = offers.struck_off(replace(state, learners=learners), [group])
-    notified = fences or [SendView(after.view_of(group))]
+    notified = fences or [m.SendView(after.view_of(group))]
     return decide(after, notified, why)

@@ -13,47 +13,18 @@ from typing import Any
 
 from spare_megatron.config.plural import counted
 from spare_megatron.protocol import draining, ending, hosting, learning, relief, speeds, voting
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.membership import begin, begin_if_ready, joiners_late, lose
-from spare_megatron.protocol.messages import (
-    AllHere,
-    AllVoted,
-    Applied,
-    CaughtUp,
-    DrainRequested,
-    Event,
-    GaveBack,
-    Have,
-    Hello,
-    Hosts,
-    JoinersLate,
-    Loss,
-    Lost,
-    Opened,
-    Ready,
-    RunningOut,
-    Saved,
-    SendFenced,
-    SendStop,
-    SendView,
-    SpeedsMeasured,
-    Standstill,
-    StartupOver,
-    StopRequested,
-    Tuned,
-    Void,
-    Vote,
-    Withdrawn,
-)
 from spare_megatron.protocol.state import State, initial_state, opened_state
 from spare_megatron.protocol.transition import Transition, decide, fence, ignore, stop, taken_by, with_actions
 
 __all__ = ["State", "initial_state", "step"]
 
 
-def step(state: State, event: Event) -> Transition:
+def step(state: State, event: m.Event) -> Transition:
     """The state after ``event``, what is to be done about it, and why."""
-    if isinstance(event, Opened):
+    if isinstance(event, m.Opened):
         return _opened(state, event)
     if state.phase == "closed":
         return ignore(state, f"{type(event).__name__} before the job was opened")
@@ -62,7 +33,7 @@ def step(state: State, event: Event) -> Transition:
     return _RULES[type(event)](state, event)
 
 
-def _opened(state: State, event: Opened) -> Transition:
+def _opened(state: State, event: m.Opened) -> Transition:
     if event.fencing <= state.fencing:
         return ignore(state, f"fencing number {event.fencing} is not above {state.fencing}")
     if event.job_attempt == state.job_attempt and state.spec is not None:
@@ -80,20 +51,20 @@ def _opened(state: State, event: Opened) -> Transition:
     )
 
 
-def _after_stop(state: State, event: Event) -> Transition:
+def _after_stop(state: State, event: m.Event) -> Transition:
     """A group that still sends something receives the end of the job; a checkpoint that comes late still counts."""
-    if isinstance(event, Hello | Vote):
-        return decide(state, [SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
-    if isinstance(event, Saved):
+    if isinstance(event, m.Hello | m.Vote):
+        return decide(state, [m.SendStop((event.group,), state.outcome, state.outcome_reason)], "the job is over")
+    if isinstance(event, m.Saved):
         return ending.saved(state, event)
     return ignore(state, "the job is over")
 
 
-def _hello(state: State, event: Hello) -> Transition:
+def _hello(state: State, event: m.Hello) -> Transition:
     """A group arrives, comes back, or is notified that its place is taken (rules 8 and 9)."""
     refusal = _refusal(state, event)
     if refusal:
-        return decide(state, [SendFenced(event.group, event.incarnation, refusal, event.process_nonce)], refusal)
+        return decide(state, [m.SendFenced(event.group, event.incarnation, refusal, event.process_nonce)], refusal)
     if event.fencing > state.fencing:
         reason = (
             f"group {event.group} knows coordinator {event.fencing}, this is {state.fencing}: a newer one has taken "
@@ -108,7 +79,7 @@ def _hello(state: State, event: Hello) -> Transition:
     return (learning.back if event.group in state.learners else _return)(state, event)
 
 
-def _incarnation(state: State, event: Hello) -> int:
+def _incarnation(state: State, event: m.Hello) -> int:
     """The incarnation of a process that may have none yet: the one that it was given before, or the next one."""
     known, process_nonce = state.process_nonces.get(event.group, (-1, ""))
     if event.incarnation >= 0:
@@ -121,13 +92,13 @@ def _answered(outcome: Transition, group: int) -> Transition:
     state, decision = outcome
     actions = list(decision.actions) if state.stopped else []
     for index, action in enumerate(actions):
-        if isinstance(action, SendStop) and group not in action.groups:
+        if isinstance(action, m.SendStop) and group not in action.groups:
             actions[index] = replace(action, groups=tuple(sorted((*action.groups, group))))
             return state, replace(decision, actions=tuple(actions))
     return outcome
 
 
-def _refusal(state: State, event: Hello) -> str:
+def _refusal(state: State, event: m.Hello) -> str:
     """Why the process of this Hello is fenced; empty if it is not."""
     group, spec = event.group, state.job
     if not 0 <= group < spec.num_groups:
@@ -149,7 +120,7 @@ def _refusal(state: State, event: Hello) -> str:
     return ""
 
 
-def _arrive(state: State, event: Hello) -> Transition:
+def _arrive(state: State, event: m.Hello) -> Transition:
     group = event.group
     arrived = replace(
         state,
@@ -162,10 +133,10 @@ def _arrive(state: State, event: Hello) -> Transition:
     older = state.live.get(group, event.incarnation)
     if older == event.incarnation:
         return outcome
-    return with_actions(outcome, [fence(Loss(group, older, "replaced", detail=taken_by(event.incarnation)))])
+    return with_actions(outcome, [fence(m.Loss(group, older, "replaced", detail=taken_by(event.incarnation)))])
 
 
-def _all_here(state: State, event: AllHere) -> Transition:
+def _all_here(state: State, event: m.AllHere) -> Transition:
     """Many first Hellos, with the same result as one after the other. Where all of them are plain arrivals, of which
     only the last can begin the job, they are applied in one go; else one by one."""
     spec = state.job
@@ -189,13 +160,13 @@ def _all_here(state: State, event: AllHere) -> Transition:
     for (group, incarnation), process_nonce in zip(event.groups, process_nonces, strict=True):
         before = outcome[1].actions
         after, decision = step(
-            outcome[0], Hello(group, incarnation, spec.fingerprint, spec.first_step, process_nonce=process_nonce)
+            outcome[0], m.Hello(group, incarnation, spec.fingerprint, spec.first_step, process_nonce=process_nonce)
         )
         outcome = after, replace(decision, actions=(*before, *decision.actions))
     return outcome
 
 
-def _return(state: State, event: Hello) -> Transition:
+def _return(state: State, event: m.Hello) -> Transition:
     """A member sends Hello again: it gets its view, unless it knows more, or has applied less, than a member can."""
     group = event.group
     step_committed = state.committed[0]
@@ -208,11 +179,11 @@ def _return(state: State, event: Hello) -> Transition:
     missed = event.last_applied == step_committed - 1 and event.held == state.committed
     if event.last_applied != step_committed and not missed:
         detail = f"applied step {event.last_applied}, holds {event.held}, the last commit is {state.committed}"
-        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
-    return decide(state, [SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
+        return lose(state, m.Lost((m.Loss(group, event.incarnation, "diverged", detail=detail),)))
+    return decide(state, [m.SendView(state.view_of(group))], f"group {group} is back in epoch {state.epoch}")
 
 
-def _startup_over(state: State, event: StartupOver) -> Transition:
+def _startup_over(state: State, event: m.StartupOver) -> Transition:
     if state.phase != "forming":
         return ignore(state, "the job has begun")
     spec = state.job
@@ -223,7 +194,7 @@ def _startup_over(state: State, event: StartupOver) -> Transition:
     return begin(replace(state, gone=missing), here)
 
 
-def _tuned(state: State, event: Tuned) -> Transition:
+def _tuned(state: State, event: m.Tuned) -> Transition:
     if state.phase != "running":
         return ignore(state, f"{event.reason}; no step is in flight")
     tuned = replace(
@@ -234,7 +205,7 @@ def _tuned(state: State, event: Tuned) -> Transition:
     return decide(tuned, [], event.reason)
 
 
-def _stop_requested(state: State, event: StopRequested) -> Transition:
+def _stop_requested(state: State, event: m.StopRequested) -> Transition:
     if state.phase == "forming":
         return stop(state, "left", f"{event.reason}; nothing was trained yet")
     if state.phase == "ending" or state.leave:
@@ -243,29 +214,29 @@ def _stop_requested(state: State, event: StopRequested) -> Transition:
     return decide(leaving, [], f"{event.reason}; the run ends with step {state.step_in_flight}")
 
 
-_RULES: dict[type[Event], Callable[[State, Any], Transition]] = {
-    AllHere: _all_here,
-    AllVoted: voting.all_voted,
-    Applied: voting.applied,
-    CaughtUp: learning.caught_up,
-    DrainRequested: draining.requested,
-    GaveBack: relief.gave_back,
-    Have: learning.have,
-    Hello: lambda state, event: _answered(_hello(state, event), event.group),
-    Hosts: hosting.hosts,
-    JoinersLate: joiners_late,
-    Lost: lose,
-    Ready: learning.ready,
-    RunningOut: relief.running_out,
-    Saved: ending.saved,
-    SpeedsMeasured: speeds.measured,
-    Standstill: voting.standstill,
-    StartupOver: _startup_over,
-    StopRequested: _stop_requested,
-    Tuned: _tuned,
-    Void: learning.void,
-    Vote: voting.vote,
-    Withdrawn: learning.withdrawn,
+_RULES: dict[type[m.Event], Callable[[State, Any], Transition]] = {
+    m.AllHere: _all_here,
+    m.AllVoted: voting.all_voted,
+    m.Applied: voting.applied,
+    m.CaughtUp: learning.caught_up,
+    m.DrainRequested: draining.requested,
+    m.GaveBack: relief.gave_back,
+    m.Have: learning.have,
+    m.Hello: lambda state, event: _answered(_hello(state, event), event.group),
+    m.Hosts: hosting.hosts,
+    m.JoinersLate: joiners_late,
+    m.Lost: lose,
+    m.Ready: learning.ready,
+    m.RunningOut: relief.running_out,
+    m.Saved: ending.saved,
+    m.SpeedsMeasured: speeds.measured,
+    m.Standstill: voting.standstill,
+    m.StartupOver: _startup_over,
+    m.StopRequested: _stop_requested,
+    m.Tuned: _tuned,
+    m.Void: learning.void,
+    m.Vote: voting.vote,
+    m.Withdrawn: learning.withdrawn,
 }
 """Event -> the rule for it while the job forms, runs or ends. :func:`step` itself handles Opened, and what comes before
 it or after the stop."""

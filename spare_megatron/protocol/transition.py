@@ -5,49 +5,39 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.changed_copy import replace
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    Action,
-    Decision,
-    Deferred,
-    Loss,
-    Saved,
-    SendFenced,
-    SendStop,
-    SendView,
-)
 from spare_megatron.protocol.state import State
 
-Transition = tuple[State, Decision]
+Transition = tuple[State, m.Decision]
 WRONG = ("diverged", "corrupt")
 """The causes of a loss that say: what the group has computed is wrong."""
 
 
 def ignore(state: State, reason: str) -> Transition:
     """The given state, without actions; ``reason`` says why."""
-    return state, Decision((), reason, state.epoch)
+    return state, m.Decision((), reason, state.epoch)
 
 
-def decide(state: State, actions: Iterable[Action], reason: str) -> Transition:
+def decide(state: State, actions: Iterable[m.Action], reason: str) -> Transition:
     """The given state, with actions and their reason."""
-    made = actions if isinstance(actions, Deferred) else tuple(actions)
-    return state, Decision(made, reason, state.epoch)
+    made = actions if isinstance(actions, m.Deferred) else tuple(actions)
+    return state, m.Decision(made, reason, state.epoch)
 
 
-def with_actions(outcome: Transition, before: list[Action]) -> Transition:
+def with_actions(outcome: Transition, before: list[m.Action]) -> Transition:
     """The same transition, with the actions ``before`` its own."""
     state, decision = outcome
-    return state, replace(decision, actions=Deferred(lambda: (*before, *decision.actions)))
+    return state, replace(decision, actions=m.Deferred(lambda: (*before, *decision.actions)))
 
 
-def views(state: State, delay_s: float = 0.0, before: Iterable[Action] = ()) -> Deferred:
+def views(state: State, delay_s: float = 0.0, before: Iterable[m.Action] = ()) -> m.Deferred:
     """The actions ``before``, then a view for every member and learner."""
     first = tuple(before)
-    return Deferred(lambda: (*first, *(SendView(view, delay_s) for view in state.views())))
+    return m.Deferred(lambda: (*first, *(m.SendView(view, delay_s) for view in state.views())))
 
 
-def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ()) -> Transition:
+def stop(state: State, outcome: str, reason: str, before: Iterable[m.Action] = ()) -> Transition:
     """The job is over for every live group, and for the learners.
 
     A checkpoint that still waits for votes counts as it is, unless the job failed: nobody can compare its weights any
@@ -59,7 +49,7 @@ def stop(state: State, outcome: str, reason: str, before: Iterable[Action] = ())
     reason = f"{reason}; {counts}" if counts else reason
     groups = tuple(sorted({*state.live, *state.learners}))
     stopped = replace(state, phase="stopped", outcome=outcome, outcome_reason=reason)
-    return decide(stopped, [*before, *accepts, SendStop(groups, outcome, reason)], reason)
+    return decide(stopped, [*before, *accepts, m.SendStop(groups, outcome, reason)], reason)
 
 
 def with_checkpoint(state: State, reason: str) -> str:
@@ -68,7 +58,7 @@ def with_checkpoint(state: State, reason: str) -> str:
     return f"{reason}; {good}"
 
 
-Counted = tuple[State, list[Action], str]
+Counted = tuple[State, list[m.Action], str]
 """(the state in which a checkpoint counts, who is notified, the reason); the old state and nothing where none does."""
 
 
@@ -85,23 +75,23 @@ def proved(state: State, digest: str) -> Counted:
     return counted(state, event if event is not None and state.is_member((event.group, event.incarnation)) else None)
 
 
-def counted(state: State, event: Saved | None) -> Counted:
+def counted(state: State, event: m.Saved | None) -> Counted:
     """Let the checkpoint of ``event`` count."""
     if event is None:
         return state, [], ""
     waiting = state.unproved if state.unproved is not None and state.unproved.step > event.step else None
     after = replace(state, unproved=waiting, saved_step=max(state.saved_step, event.step))
-    accept = AcceptSave(event.group, event.incarnation, event.step, event.directory)
+    accept = m.AcceptSave(event.group, event.incarnation, event.step, event.directory)
     return after, [accept], f"the checkpoint of step {event.step} by group {event.group} counts"
 
 
-def without(unproved: Saved | None, accused: Collection[tuple[int, int]]) -> Saved | None:
+def without(unproved: m.Saved | None, accused: Collection[tuple[int, int]]) -> m.Saved | None:
     """The checkpoint that waits for votes; None where its writer is among the (group, incarnation) of ``accused``,
     which votes found to be wrong."""
     return None if unproved is not None and (unproved.group, unproved.incarnation) in accused else unproved
 
 
-def describe(loss: Loss) -> str:
+def describe(loss: m.Loss) -> str:
     """One loss in words: 'group 2 (rank 1) exited: killed by signal 9'."""
     who = f"group {loss.group}" if loss.position < 0 else f"group {loss.group} (rank {loss.position})"
     return f"{who} {loss.cause}" + (f": {loss.detail}" if loss.detail else "")
@@ -112,9 +102,9 @@ def taken_by(incarnation: int) -> str:
     return f"incarnation {incarnation} took its place"
 
 
-def fence(loss: Loss) -> SendFenced:
+def fence(loss: m.Loss) -> m.SendFenced:
     """Tell a lost group to leave, and why."""
-    return SendFenced(loss.group, loss.incarnation, describe(loss), lasting=loss.cause in WRONG)
+    return m.SendFenced(loss.group, loss.incarnation, describe(loss), lasting=loss.cause in WRONG)
 
 
 def minority(digests: Mapping[int, str], is_independent: Callable[[int], bool]) -> frozenset[int] | None:

@@ -11,37 +11,25 @@ from collections.abc import Callable
 
 from spare_megatron.config import plural
 from spare_megatron.protocol import adoption, audits, ending, membership, offers, saves, state_shards
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.blame import Culprit, culprit
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.divergence import check_weights, diverged
 from spare_megatron.protocol.membership import lose, retry
-from spare_megatron.protocol.messages import (
-    Action,
-    AllVoted,
-    Applied,
-    Deferred,
-    Loss,
-    Lost,
-    SendCommit,
-    SendFenced,
-    SendView,
-    Standstill,
-    Vote,
-)
 from spare_megatron.protocol.standing import follows_slowness
 from spare_megatron.protocol.state import NO_PLAN, Relief, Retries, Standing, State
 from spare_megatron.protocol.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.protocol.view import MemberId
 
 
-def vote(state: State, event: Vote) -> Transition:
+def vote(state: State, event: m.Vote) -> Transition:
     """Count one group's vote; commit when it is the last one."""
     group, result = event.group, event.result
     if state.live.get(group) != event.incarnation:
         if group in state.learners and state.learners[group].incarnation == event.incarnation:
             return ignore(state, f"group {group} voted when it had been sent back from the epoch")
         reason = f"group {group} incarnation {event.incarnation} is not in the live set and voted"
-        return decide(state, [SendFenced(group, event.incarnation, reason)], reason)
+        return decide(state, [m.SendFenced(group, event.incarnation, reason)], reason)
     if state.phase not in ("running", "ending"):
         return ignore(state, f"group {group} voted while the job is {state.phase}")
     if result.step != state.step_in_flight:
@@ -50,7 +38,7 @@ def vote(state: State, event: Vote) -> Transition:
     if state.phase == "ending":
         return ending.vote(state, event)
     if result.corrupt:
-        return lose(state, Lost((Loss(group, event.incarnation, "corrupt", detail=result.detail),)))
+        return lose(state, m.Lost((m.Loss(group, event.incarnation, "corrupt", detail=result.detail),)))
     if not result.ok:
         return _failed_vote(state, event)
     if result.epoch != state.epoch:
@@ -65,17 +53,17 @@ def vote(state: State, event: Vote) -> Transition:
             f"voted {plural.counted(len(result.pieces), 'piece')} for step {result.step} which are not the "
             f"{len(planned)} of its plan"
         )
-        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=detail),)))
+        return lose(state, m.Lost((m.Loss(group, event.incarnation, "diverged", detail=detail),)))
     unlike = audits.unlike_the_plan(state, event) or state_shards.unlike_the_hosts(state, event)
     if unlike:
-        return lose(state, Lost((Loss(group, event.incarnation, "diverged", detail=unlike),)))
+        return lose(state, m.Lost((m.Loss(group, event.incarnation, "diverged", detail=unlike),)))
     counted = replace(state, votes={**state.votes, group: event})
     if len(counted.votes) < len(counted.live):
         return ignore(counted, f"group {group} voted ok, {len(counted.votes)} of {len(counted.live)}")
     return _all_ok(counted)
 
 
-def all_voted(state: State, event: AllVoted) -> Transition:
+def all_voted(state: State, event: m.AllVoted) -> Transition:
     """Take the ok votes of all live groups for their plans at once."""
     if state.phase != "running" or (event.step, event.epoch) != (state.step_in_flight, state.epoch):
         return ignore(state, f"all voted for step {event.step} in epoch {event.epoch}, which is not in flight")
@@ -86,7 +74,7 @@ def all_voted(state: State, event: AllVoted) -> Transition:
     return _with_proof(state, lambda agreed: _commit(agreed, event.weights_digest), event.weights_digest)
 
 
-def _noted(state: State, event: Vote) -> State:
+def _noted(state: State, event: m.Vote) -> State:
     """The state that remembers what the group that saves t* says of the weights after t*."""
     member, digest = (event.group, event.incarnation), event.result.weights_digest
     saves_now = member == state.saver or (state.phase == "ending" and event.group == saves.saver(state.live))
@@ -95,7 +83,7 @@ def _noted(state: State, event: Vote) -> State:
     return replace(state, reported={**state.reported, member: digest})
 
 
-def applied(state: State, event: Applied) -> Transition:
+def applied(state: State, event: m.Applied) -> Transition:
     """At the end of the run: a member has done all that is asked of it."""
     group = event.group
     if state.live.get(group) != event.incarnation:
@@ -105,15 +93,15 @@ def applied(state: State, event: Applied) -> Transition:
     return ending.applied(state, event)
 
 
-def _vote_of_another_step(state: State, event: Vote) -> Transition:
+def _vote_of_another_step(state: State, event: m.Vote) -> Transition:
     result = event.result
     if result.at == state.committed:
         reason = f"group {event.group} voted for step {result.step} again: it missed the commit"
-        return decide(state, [SendView(state.view_of(event.group))], reason)
+        return decide(state, [m.SendView(state.view_of(event.group))], reason)
     return ignore(state, f"group {event.group} voted for step {result.step}, {state.step_in_flight} is in flight")
 
 
-def standstill(state: State, event: Standstill) -> Transition:
+def standstill(state: State, event: m.Standstill) -> Transition:
     """All groups wait for each other: the attempt has failed although nobody voted so (rule 11)."""
     if state.phase != "running" or event.epoch != state.epoch:
         return ignore(state, f"{event.detail}; that was in epoch {event.epoch} of a job that is {state.phase}")
@@ -121,7 +109,7 @@ def standstill(state: State, event: Standstill) -> Transition:
     return retry(state, retries, event.detail, event.failing_s)
 
 
-def _failed_vote(state: State, event: Vote) -> Transition:
+def _failed_vote(state: State, event: m.Vote) -> Transition:
     """A group could not reduce: fence the group that explains it, else try again (rule 11)."""
     result, old = event.result, state.retries
     current = result.epoch == state.epoch
@@ -146,7 +134,7 @@ def _failed_vote(state: State, event: Vote) -> Transition:
 def _fence_culprit(state: State, found: Culprit, retries: Retries, failing_s: float, why: str) -> Transition | None:
     """Lose the culprit; None where that costs too much, because trying the step again is better then."""
     detail = f"{found.why}; failed attempts at step {state.step_in_flight}: {retries.failures}, the last one: {why}"
-    outcome = lose(state, Lost((Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
+    outcome = lose(state, m.Lost((m.Loss(found.group, state.live[found.group], "blamed", detail=detail),)))
     return None if membership.costs_too_much(state, outcome[0], retries, failing_s) else outcome
 
 
@@ -164,7 +152,7 @@ def _with_proof(state: State, follows: Callable[[State], Transition], digest: st
         return after, decision
     if len(state.votes) == 1 and not state.votes.keys() <= after.live.keys():
         return follows(state)  # a vote alone compares nothing, and less where its group is found to be wrong by it
-    actions = Deferred(lambda: (*accepts, *decision.actions))
+    actions = m.Deferred(lambda: (*accepts, *decision.actions))
     return after, replace(decision, actions=actions, reason=f"{counts}; {decision.reason}")
 
 
@@ -188,14 +176,14 @@ def _same_weights(state: State) -> Transition:
     return _fence(state, diverged(state, suspects, f"reduced result of step {state.step_in_flight} differs"))
 
 
-def _fence(state: State, losses: tuple[Loss, ...]) -> Transition:
-    return lose(state, Lost(losses))
+def _fence(state: State, losses: tuple[m.Loss, ...]) -> Transition:
+    return lose(state, m.Lost(losses))
 
 
 def _fence_wrong(state: State, verdict: audits.Verdict) -> Transition:
     """Lose the groups whose arithmetic is wrong; the checksums voted for disputed pieces are kept for this step."""
     losses = (
-        Loss(group, state.live[group], "corrupt", position, detail)
+        m.Loss(group, state.live[group], "corrupt", position, detail)
         for group, (position, detail) in sorted(verdict.wrong.items())
     )
     return _fence(replace(state, disputes=verdict.opinions), tuple(losses))
@@ -257,8 +245,8 @@ def _commit(state: State, digest: str) -> Transition:
     after = offers.ended(after) if ends else offers.offered(after)
     reported = tuple((group, pieces[0]) for group, pieces in after.audits.items())
     serves = tuple(sorted(after.serves.items()))
-    commit = SendCommit(voters, step, state.epoch, ends, reported, save, serves=serves)
-    actions: list[Action] = [commit, *leaves, *fences]
+    commit = m.SendCommit(voters, step, state.epoch, ends, reported, save, serves=serves)
+    actions: list[m.Action] = [commit, *leaves, *fences]
     reason = f"step {step} is committed in epoch {state.epoch} by {plural.counted(len(voters), 'group')}"
     if emergency:
         one_of = "one of " if len(endangered) > 1 else ""
@@ -268,11 +256,11 @@ def _commit(state: State, digest: str) -> Transition:
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
     rehosts = not ends and state_shards.renewed(after).state_hosts != hosts
     if not (joining or leaves or by_speed or rehosts):
-        learners = [SendView(after.view_of(group)) for group in sorted(after.learners)]
+        learners = [m.SendView(after.view_of(group)) for group in sorted(after.learners)]
         return decide(after, [*actions, *learners], reason)
     left = [fence.group for fence in leaves]
     changed, decision = membership.change_members(after, joining, left, reason, rehosts)
-    return decide(changed, Deferred(lambda: (*actions, *decision.actions)), decision.reason)
+    return decide(changed, m.Deferred(lambda: (*actions, *decision.actions)), decision.reason)
 
 
 def _independent(state: State) -> frozenset[MemberId]:
@@ -283,7 +271,7 @@ def _independent(state: State) -> frozenset[MemberId]:
     return frozenset(member for member in state.live.items() if member[0] not in state.untried)
 
 
-def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
+def _without_leaving(state: State) -> tuple[State, tuple[m.SendFenced, ...]]:
     """The state at a commit without the members that leave with it, and who is notified. They have no piece in later
     steps; offers end in which they are donors."""
     assert state.standing is not None, "a running job has a steady-state assignment"
@@ -296,7 +284,7 @@ def _without_leaving(state: State) -> tuple[State, tuple[SendFenced, ...]]:
     learners, _ = offers.without_donors(state.learners, gone)
     live = {group: incarnation for group, incarnation in state.live.items() if group not in out}
     standing = Standing(drawn, tuple(sorted(live)))
-    reported = tuple(SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
+    reported = tuple(m.SendFenced(group, state.live[group], f"group {group} is drained") for group in out)
     slowness = {group: known for group, known in state.slowness.items() if group in live}
     after = replace(state, live=live, holders=state.holders - set(out), learners=learners, standing=standing)
     return adoption.remaining(replace(after, slowness=slowness), out), reported

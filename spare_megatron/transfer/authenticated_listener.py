@@ -15,16 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from spare_megatron.collectives.handshake import (
-    STATE,
-    STRANGER_S,
-    STRANGERS_MAX,
-    Call,
-    Callee,
-    Identity,
-    StrangerError,
-    is_for,
-)
+from spare_megatron.collectives import handshake
 from spare_megatron.collectives.listening import is_hopeless, listener_at
 from spare_megatron.config.host_port import join_address
 
@@ -40,16 +31,16 @@ class AuthenticatedListener:
 
     def __init__(
         self,
-        me: Identity,
+        me: handshake.Identity,
         host: str,
-        welcome: Callable[[socket.socket, Call], None],
-        wants: Callable[[Call], bool] | None = None,
+        welcome: Callable[[socket.socket, handshake.Call], None],
+        wants: Callable[[handshake.Call], bool] | None = None,
     ) -> None:
         """Listen at ``host``. ``welcome`` is called in this object's thread, owns the socket, and must not wait.
         ``wants`` says whether a call is for this listener; by default it wants calls to this rank for state. Raises
         OSError where this machine does not have that address."""
         self._me, self._welcome = me, welcome
-        self._wants = wants or (lambda call: call.kind == STATE and is_for(call, me))
+        self._wants = wants or (lambda call: call.kind == handshake.STATE and handshake.is_for(call, me))
         self._listener = listener_at(host)
         self.address = join_address(host, self._listener.getsockname()[1])
         """Where learners call."""
@@ -73,7 +64,7 @@ class AuthenticatedListener:
     def _run(self) -> None:
         try:
             while not self._closing:
-                happened = self._selector.select(STRANGER_S / 10 if self._strangers else None)
+                happened = self._selector.select(handshake.STRANGER_S / 10 if self._strangers else None)
                 for key, _ in happened:
                     if isinstance(key.data, _Stranger):
                         self._receive(key.data)
@@ -110,7 +101,7 @@ class AuthenticatedListener:
     def _receive(self, stranger: _Stranger) -> None:
         try:
             call = stranger.receive()
-        except (OSError, StrangerError):
+        except (OSError, handshake.StrangerError):
             self._forget(stranger)
             stranger.sock.close()
             return
@@ -119,9 +110,9 @@ class AuthenticatedListener:
             self._welcome(stranger.sock, call)
 
     def _turn_away(self, now_s: float) -> None:
-        surplus = len(self._strangers) - STRANGERS_MAX
+        surplus = len(self._strangers) - handshake.STRANGERS_MAX
         for number, stranger in enumerate(list(self._strangers)):
-            if number < surplus or now_s - stranger.born_s > STRANGER_S:
+            if number < surplus or now_s - stranger.born_s > handshake.STRANGER_S:
                 self._forget(stranger)
                 stranger.sock.close()
 
@@ -133,14 +124,14 @@ class AuthenticatedListener:
 class _Stranger:
     """A connection whose caller has not proved itself."""
 
-    def __init__(self, sock: socket.socket, key: bytes, wants: Callable[[Call], bool], born_s: float) -> None:
+    def __init__(self, sock: socket.socket, key: bytes, wants: Callable[[handshake.Call], bool], born_s: float) -> None:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock, self.born_s = sock, born_s
-        self._side = Callee(key, wants)
+        self._side = handshake.Callee(key, wants)
         self._greeted = False
 
-    def receive(self) -> Call | None:
+    def receive(self) -> handshake.Call | None:
         """Read what has come, no more than the handshake needs next, and answer; the call, once it is proved. Raises
         OSError where the connection has ended, StrangerError where the caller is not who it should be."""
         if not self._greeted:

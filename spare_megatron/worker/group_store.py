@@ -20,17 +20,7 @@ from spare_megatron.collectives.handshake import STORE, Identity, StrangerError,
 from spare_megatron.collectives.interface import family_of
 from spare_megatron.config.host_port import split_address
 from spare_megatron.runtime.socket_reads import read_exactly
-from spare_megatron.worker.store_messages import (
-    DONE,
-    HEADER_BYTES,
-    TIMED_OUT,
-    Answer,
-    Op,
-    Request,
-    body_bytes,
-    pack_request,
-    read_answer,
-)
+from spare_megatron.worker import store_messages
 
 SLACK_S = 10.0
 """How much later than its time-out an answer may come."""
@@ -84,7 +74,7 @@ class StoreClient:
 
     def set(self, key: str, value: bytes) -> None:
         """Set the value of a key."""
-        self._ask(Request(Op.SET, (key.encode(),), (value,)))
+        self._ask(store_messages.Request(store_messages.Op.SET, (key.encode(),), (value,)))
 
     def get(self, key: str) -> bytes:
         """The value of a key, once it is there. Raises StoreTimeoutError, StoreGoneError."""
@@ -92,36 +82,38 @@ class StoreClient:
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """The values of keys, once all are there. Raises StoreTimeoutError, StoreGoneError."""
-        return list(self._ask(Request(Op.GET, _bytes(keys), timeout_s=self.timeout_s)))
+        return list(self._ask(store_messages.Request(store_messages.Op.GET, _bytes(keys), timeout_s=self.timeout_s)))
 
     def delete(self, key: str) -> bool:
         """Remove a key; whether it was there."""
-        return self._ask(Request(Op.DELETE, (key.encode(),))) == (b"1",)
+        return self._ask(store_messages.Request(store_messages.Op.DELETE, (key.encode(),))) == (b"1",)
 
-    def ask(self, op: Op, keys: Sequence[str], values: Sequence[bytes] = (), timeout_s: float = 0.0) -> Sequence[bytes]:
+    def ask(
+        self, op: store_messages.Op, keys: Sequence[str], values: Sequence[bytes] = (), timeout_s: float = 0.0
+    ) -> Sequence[bytes]:
         """Any other request; its values. Raises StoreTimeoutError, StoreGoneError, ValueError where it is refused."""
-        return self._ask(Request(op, _bytes(keys), tuple(values), timeout_s))
+        return self._ask(store_messages.Request(op, _bytes(keys), tuple(values), timeout_s))
 
-    def _ask(self, request: Request) -> tuple[bytes, ...]:
+    def _ask(self, request: store_messages.Request) -> tuple[bytes, ...]:
         with self._lock:
             try:
                 self._sock.settimeout(request.timeout_s + SLACK_S)
-                self._sock.sendall(pack_request(request))
+                self._sock.sendall(store_messages.pack_request(request))
                 answer = self._answer()
             except OSError as error:  # what is left of this answer would be taken for the next one's
                 self.close()
                 raise StoreGoneError(f"the group's store at {self.address} is gone: {error}") from None
-        if answer.status == TIMED_OUT:
+        if answer.status == store_messages.TIMED_OUT:
             keys = ", ".join(key.decode() for key in request.keys[:3])
             raise StoreTimeoutError(f"{keys} did not come into the group's store within {request.timeout_s:g} s")
-        if answer.status != DONE:
+        if answer.status != store_messages.DONE:
             raise ValueError(answer.values[0].decode() if answer.values else "the group's store refuses a request")
         return answer.values
 
-    def _answer(self) -> Answer:
-        header = self._read(HEADER_BYTES)
-        size = body_bytes(header)
-        answer = None if size is None else read_answer(header + self._read(size))
+    def _answer(self) -> store_messages.Answer:
+        header = self._read(store_messages.HEADER_BYTES)
+        size = store_messages.body_bytes(header)
+        answer = None if size is None else store_messages.read_answer(header + self._read(size))
         if answer is None:
             raise ConnectionResetError("its answer is none")
         return answer
@@ -152,31 +144,33 @@ class GroupStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stub
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """The values of keys, once all are there."""
-        return list(self.client.ask(Op.GET, keys, timeout_s=self.timeout.total_seconds()))
+        return list(self.client.ask(store_messages.Op.GET, keys, timeout_s=self.timeout.total_seconds()))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Set the values of keys at once."""
-        self.client.ask(Op.SET, keys, [_value(value) for value in values])
+        self.client.ask(store_messages.Op.SET, keys, [_value(value) for value in values])
 
     def append(self, key: str, value: str | bytes) -> None:
         """Put ``value`` behind the value of a key."""
-        self.client.ask(Op.APPEND, [key], [_value(value)])
+        self.client.ask(store_messages.Op.APPEND, [key], [_value(value)])
 
     def add(self, key: str, value: int) -> int:
         """Add to the number that a key has, 0 where it has none; the sum."""
-        return int(self.client.ask(Op.ADD, [key], [b"%d" % value])[0])
+        return int(self.client.ask(store_messages.Op.ADD, [key], [b"%d" % value])[0])
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
         """Set ``desired_value`` where the key has ``expected_value``, or neither is there; what the key has then."""
-        return self.client.ask(Op.COMPARE_SET, [key], [_value(expected_value), _value(desired_value)])[0]
+        return self.client.ask(store_messages.Op.COMPARE_SET, [key], [_value(expected_value), _value(desired_value)])[0]
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all keys are there."""
-        return self.client.ask(Op.CHECK, keys)[0] == b"1"
+        return self.client.ask(store_messages.Op.CHECK, keys)[0] == b"1"
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
         """Return when all keys are there."""
-        self.client.ask(Op.WAIT, keys, timeout_s=(self.timeout if timeout is None else timeout).total_seconds())
+        self.client.ask(
+            store_messages.Op.WAIT, keys, timeout_s=(self.timeout if timeout is None else timeout).total_seconds()
+        )
 
     def delete_key(self, key: str) -> bool:
         """Remove a key; whether it was there."""
@@ -184,7 +178,7 @@ class GroupStore(dist.Store):  # type: ignore[misc,name-defined]  # torch's stub
 
     def num_keys(self) -> int:
         """The number of keys."""
-        return int(self.client.ask(Op.COUNT, [])[0])
+        return int(self.client.ask(store_messages.Op.COUNT, [])[0])
 
     def has_extended_api(self) -> bool:
         """Whether append, multi_get and multi_set are there."""

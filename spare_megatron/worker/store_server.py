@@ -21,18 +21,7 @@ from dataclasses import dataclass
 
 from spare_megatron.collectives.handshake import STORE, Call, Identity, is_for
 from spare_megatron.transfer.authenticated_listener import AuthenticatedListener
-from spare_megatron.worker.store_messages import (
-    DONE,
-    HEADER_BYTES,
-    REFUSED,
-    TIMED_OUT,
-    Answer,
-    Op,
-    Request,
-    body_bytes,
-    pack_answer,
-    read_request,
-)
+from spare_megatron.worker import store_messages
 
 _READ_BYTES = 1 << 20
 
@@ -46,7 +35,7 @@ class _Client:
     """What came of the next request."""
     unsent: bytearray
     """What is left of answers that the client has not read."""
-    waits: Request | None = None
+    waits: store_messages.Request | None = None
     """A request that cannot be answered yet."""
     until_s: float = 0.0
     sends: bool = False
@@ -130,7 +119,7 @@ class StoreServer:
         now_s = time.monotonic()
         for client in [one for one in self._clients if one.waits is not None and one.until_s <= now_s]:
             self._waits_no_more(client)
-            self._answer(client, Answer(TIMED_OUT))
+            self._answer(client, store_messages.Answer(store_messages.TIMED_OUT))
             self._woken.append(client)
 
     def _read(self, client: _Client) -> None:
@@ -152,21 +141,21 @@ class StoreServer:
 
     def _take(self, client: _Client) -> None:
         """Carry out whole requests; one after the other, so none behind one that waits."""
-        while client in self._clients and client.waits is None and len(client.received) >= HEADER_BYTES:
-            size = body_bytes(client.received)
+        while client in self._clients and client.waits is None and len(client.received) >= store_messages.HEADER_BYTES:
+            size = store_messages.body_bytes(client.received)
             if size is None:
                 self._end(client)
                 return
-            if len(client.received) < HEADER_BYTES + size:
+            if len(client.received) < store_messages.HEADER_BYTES + size:
                 return
-            request = read_request(bytes(client.received[: HEADER_BYTES + size]))
-            del client.received[: HEADER_BYTES + size]
+            request = store_messages.read_request(bytes(client.received[: store_messages.HEADER_BYTES + size]))
+            del client.received[: store_messages.HEADER_BYTES + size]
             if request is None:
                 self._end(client)
             else:
                 self._do(client, request)
 
-    def _do(self, client: _Client, request: Request) -> None:
+    def _do(self, client: _Client, request: store_messages.Request) -> None:
         answer = self._answer_to(request)
         if answer is not None:
             self._answer(client, answer)
@@ -186,36 +175,38 @@ class StoreServer:
                         del self._waiting[key]
             client.waits = None
 
-    def _answer_to(self, request: Request) -> Answer | None:
+    def _answer_to(self, request: store_messages.Request) -> store_messages.Answer | None:
         """Carry out a request; None where it has to wait for a key."""
         op, keys, values, known = request.op, request.keys, request.values, self._values
-        if op in (Op.GET, Op.WAIT):
+        if op in (store_messages.Op.GET, store_messages.Op.WAIT):
             if not all(key in known for key in keys):
                 return None
-            return Answer(DONE, tuple(known[key] for key in keys) if op is Op.GET else ())
-        if op is Op.CHECK:
-            return Answer(DONE, (b"1" if all(key in known for key in keys) else b"0",))
-        if op is Op.COUNT:
-            return Answer(DONE, (b"%d" % len(known),))
-        if op is Op.DELETE:
-            return Answer(DONE, (b"0" if known.pop(keys[0], None) is None else b"1",))
-        if op is Op.SET:
+            return store_messages.Answer(
+                store_messages.DONE, tuple(known[key] for key in keys) if op is store_messages.Op.GET else ()
+            )
+        if op is store_messages.Op.CHECK:
+            return store_messages.Answer(store_messages.DONE, (b"1" if all(key in known for key in keys) else b"0",))
+        if op is store_messages.Op.COUNT:
+            return store_messages.Answer(store_messages.DONE, (b"%d" % len(known),))
+        if op is store_messages.Op.DELETE:
+            return store_messages.Answer(store_messages.DONE, (b"0" if known.pop(keys[0], None) is None else b"1",))
+        if op is store_messages.Op.SET:
             known.update(zip(keys, values, strict=True))
-            answer = Answer(DONE)
-        elif op is Op.APPEND:
+            answer = store_messages.Answer(store_messages.DONE)
+        elif op is store_messages.Op.APPEND:
             known[keys[0]] = known.get(keys[0], b"") + values[0]
-            answer = Answer(DONE)
-        elif op is Op.ADD:
+            answer = store_messages.Answer(store_messages.DONE)
+        elif op is store_messages.Op.ADD:
             try:
                 known[keys[0]] = b"%d" % (int(known.get(keys[0], b"0")) + int(values[0]))
             except ValueError:
-                return Answer(REFUSED, (b"the value is no number",))
-            answer = Answer(DONE, (known[keys[0]],))
+                return store_messages.Answer(store_messages.REFUSED, (b"the value is no number",))
+            answer = store_messages.Answer(store_messages.DONE, (known[keys[0]],))
         else:  # COMPARE_SET: (expected, desired)
             expected, desired = values
             if known.get(keys[0], b"") == expected:
                 known[keys[0]] = desired
-            answer = Answer(DONE, (known.get(keys[0], expected),))
+            answer = store_messages.Answer(store_messages.DONE, (known.get(keys[0], expected),))
         self._wake_who_waits(keys)
         return answer
 
@@ -229,8 +220,8 @@ class StoreServer:
                     self._woken.append(client)
                 self._do(client, request)
 
-    def _answer(self, client: _Client, answer: Answer) -> None:
-        client.unsent += pack_answer(answer)
+    def _answer(self, client: _Client, answer: store_messages.Answer) -> None:
+        client.unsent += store_messages.pack_answer(answer)
         self._send(client)
 
     def _send(self, client: _Client) -> None:

@@ -17,19 +17,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from spare_megatron.collectives import handshake
 from spare_megatron.collectives.backend import Seat
-from spare_megatron.collectives.handshake import (
-    CHALLENGE_BYTES,
-    CONTROL,
-    DATA,
-    PROOF_BYTES,
-    STRANGERS_MAX,
-    Call,
-    Identity,
-    Member,
-    challenge,
-    pack_call,
-)
 from spare_megatron.collectives.reduction import Reduction
 from spare_megatron.collectives.replica_communicators import Membership, ReplicaCommunicators
 from spare_megatron.collectives.ring_epoch import RingEpoch
@@ -190,7 +179,7 @@ def test_when_nobody_listens_any_more_a_sum_ends_and_its_descriptors_are_its_own
     until_s = time.monotonic() + PATIENCE_S
     while not links._present.in_use and time.monotonic() < until_s:
         time.sleep(0.001)
-    data, rest = [line for line in links._lines if line.kind == DATA], links.rest
+    data, rest = [line for line in links._lines if line.kind == handshake.DATA], links.rest
 
     def leave(epoch: RingEpoch) -> None:
         descriptors.extend(line.sock.fileno() for line in data)
@@ -220,9 +209,9 @@ def test_strangers_at_the_door_keep_nobody_out(three: Groups) -> None:
                 stranger.sendall(words)
         three.view((0, 1, 2))
         _sum(three, (0, 1, 2))
-        for stranger in strangers[: -STRANGERS_MAX - 1]:
+        for stranger in strangers[: -handshake.STRANGERS_MAX - 1]:
             stranger.settimeout(PATIENCE_S)
-            assert _all_received(stranger) <= CHALLENGE_BYTES
+            assert _all_received(stranger) <= handshake.CHALLENGE_BYTES
         three.view((0, 2))
         _sum(three, (0, 2))
     finally:
@@ -242,19 +231,21 @@ def _all_received(stranger: socket.socket) -> int:
 @pytest.mark.parametrize(
     "me",
     [
-        Identity(Member(1), token="another"),
-        Identity(Member(1), job_attempt=2),
-        Identity(Member(1), position=3),
-        Identity(Member(1, 1)),
+        handshake.Identity(handshake.Member(1), token="another"),
+        handshake.Identity(handshake.Member(1), job_attempt=2),
+        handshake.Identity(handshake.Member(1), position=3),
+        handshake.Identity(handshake.Member(1, 1)),
     ],
     ids=["token", "life", "position", "incarnation"],
 )
-def test_who_cannot_prove_who_it_is_takes_no_part(me: Identity) -> None:
+def test_who_cannot_prove_who_it_is_takes_no_part(me: handshake.Identity) -> None:
     """Two members, one of which has another token, or is not who the other expects: nothing is summed."""
-    replicas = [ReplicaCommunicators(one, "gloo", timeout_s=0.5) for one in (Identity(Member(0)), me)]
+    replicas = [
+        ReplicaCommunicators(one, "gloo", timeout_s=0.5) for one in (handshake.Identity(handshake.Member(0)), me)
+    ]
     try:
         for mine, other in ((0, 1), (1, 0)):
-            members = (Member(0), Member(1)) if mine == 0 else (Member(0), me.member)
+            members = (handshake.Member(0), handshake.Member(1)) if mine == 0 else (handshake.Member(0), me.member)
             replicas[mine].adopt(Membership(1, members, replicas[other].address))
         outcome = replicas[0].reduce(1, request_of(0), lambda: False)
         assert (outcome.ok, outcome.stale) == (False, False)
@@ -271,11 +262,20 @@ def test_who_calls_in_a_neighbours_name_without_the_token_harms_nobody() -> None
     def call() -> None:
         for victim in range(3):
             for caller in range(3):
-                for kind in (DATA, CONTROL):
-                    words = Call(kind, 1, 1, (1 << 32) - 1, 0, Member(caller), Member(victim), challenge())
+                for kind in (handshake.DATA, handshake.CONTROL):
+                    words = handshake.Call(
+                        kind,
+                        1,
+                        1,
+                        (1 << 32) - 1,
+                        0,
+                        handshake.Member(caller),
+                        handshake.Member(victim),
+                        handshake.challenge(),
+                    )
                     host, _, port = groups.replicas[victim].address.rpartition(":")
                     impostors.append(socket.create_connection((host, int(port))))
-                    impostors[-1].sendall(pack_call(words))
+                    impostors[-1].sendall(handshake.pack_call(words))
 
     try:
         call()
@@ -301,8 +301,8 @@ def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
     try:
         front = relay.front(0, 1, three.replicas[1].address)
         relay.recorded = received
-        three.replicas[0].adopt(Membership(1, (Member(0), Member(1)), front))
-        three.replicas[1].adopt(Membership(1, (Member(0), Member(1)), three.replicas[0].address))
+        three.replicas[0].adopt(Membership(1, (handshake.Member(0), handshake.Member(1)), front))
+        three.replicas[1].adopt(Membership(1, (handshake.Member(0), handshake.Member(1)), three.replicas[0].address))
         three.epoch = 1
         _sum(three, (0, 1))
     finally:
@@ -313,7 +313,7 @@ def test_a_recorded_call_is_of_no_use(three: Groups) -> None:
         with socket.create_connection((host, int(port))) as replay:
             replay.settimeout(PATIENCE_S)
             replay.sendall(words)
-            assert _all_received(replay) <= CHALLENGE_BYTES + PROOF_BYTES
+            assert _all_received(replay) <= handshake.CHALLENGE_BYTES + handshake.PROOF_BYTES
 
 
 def _announce_all(line: Line) -> None:
@@ -345,7 +345,7 @@ class _HalfACall:
         self.three = three
         host, _, port = self.callee.address.rpartition(":")
         self.place = (host, int(port))
-        self.data = self._connect(DATA)
+        self.data = self._connect(handshake.DATA)
         until_s = time.monotonic() + PATIENCE_S
         while not any(
             line.proven for line in tuple(self.callee._links._lines)
@@ -354,8 +354,8 @@ class _HalfACall:
             time.sleep(0.001)
 
     def _connect(self, kind: bytes) -> Line:
-        line = Line(socket.socket(), Identity(Member(0)), time.monotonic())
-        line.call(self.place, kind, epoch=1, number=1, callee=Member(1))
+        line = Line(socket.socket(), handshake.Identity(handshake.Member(0)), time.monotonic())
+        line.call(self.place, kind, epoch=1, number=1, callee=handshake.Member(1))
         _announce_all(line)
         return line
 
@@ -363,7 +363,7 @@ class _HalfACall:
         self.callee.adopt(self.three.membership(epoch, members, 1))
 
     def complete(self) -> Line:
-        return self._connect(CONTROL)
+        return self._connect(handshake.CONTROL)
 
     def close(self) -> None:
         self.data.sock.close()
@@ -400,8 +400,8 @@ def test_a_call_that_fails_is_noticed_at_once_and_costs_no_computing(when: str) 
     them. A call that is reset before its words went out is another way to the same end."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as gone:
         address = f"127.0.0.1:{gone.getsockname()[1]}"
-        links = RingLinks(Identity(Member(0)), "127.0.0.1", timeout_s=PATIENCE_S)
-        seat = Seat(1, (Member(0), Member(1)), 0, address)
+        links = RingLinks(handshake.Identity(handshake.Member(0)), "127.0.0.1", timeout_s=PATIENCE_S)
+        seat = Seat(1, (handshake.Member(0), handshake.Member(1)), 0, address)
         epoch = RingEpoch(seat, PATIENCE_S)
         try:
             if when == "refused":

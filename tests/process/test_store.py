@@ -21,18 +21,8 @@ from hypothesis import strategies as st
 
 from spare_megatron.collectives.handshake import STRANGERS_MAX, Identity, Member
 from spare_megatron.config.host_port import split_address
+from spare_megatron.worker import store_messages
 from spare_megatron.worker.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
-from spare_megatron.worker.store_messages import (
-    HEADER_BYTES,
-    Answer,
-    Op,
-    Request,
-    body_bytes,
-    pack_answer,
-    pack_request,
-    read_answer,
-    read_request,
-)
 from spare_megatron.worker.store_server import StoreServer
 from tests.spawn import ROOT, environment
 
@@ -210,7 +200,7 @@ def test_strangers_get_a_challenge_and_nothing_else(server: StoreServer) -> None
                 stranger.sendall(rng.randbytes(rng.randint(1, 5000)))
     store = StoreClient(ME, server.address, timeout_s=BOUND_S)
     _answers(store)
-    assert store.ask(Op.COUNT, []) == (b"1",)
+    assert store.ask(store_messages.Op.COUNT, []) == (b"1",)
     for stranger in silent:
         stranger.close()
 
@@ -227,25 +217,30 @@ def test_a_store_listens_on_its_own_address_only(server: StoreServer) -> None:
 FIELDS = st.lists(st.binary(max_size=20), max_size=4).map(tuple)
 
 
-@given(st.sampled_from(list(Op)), FIELDS, FIELDS, st.integers(0, 10**9))
+@given(st.sampled_from(list(store_messages.Op)), FIELDS, FIELDS, st.integers(0, 10**9))
 def test_requests_and_answers_are_read_as_they_were_meant(
-    op: Op, keys: tuple[bytes, ...], values: tuple[bytes, ...], timeout_ms: int
+    op: store_messages.Op, keys: tuple[bytes, ...], values: tuple[bytes, ...], timeout_ms: int
 ) -> None:
-    request = Request(op, keys, values, timeout_ms / 1e3)
-    words = pack_request(request)
-    assert body_bytes(words) == len(words) - HEADER_BYTES
-    assert read_request(words) in (request, None)
-    if op is Op.SET and keys:
-        request = Request(op, keys, keys, timeout_ms / 1e3)
-        assert read_request(pack_request(request)) == request
-    assert read_answer(pack_answer(Answer(1, values))) == Answer(1, values)
+    request = store_messages.Request(op, keys, values, timeout_ms / 1e3)
+    words = store_messages.pack_request(request)
+    assert store_messages.body_bytes(words) == len(words) - store_messages.HEADER_BYTES
+    assert store_messages.read_request(words) in (request, None)
+    if op is store_messages.Op.SET and keys:
+        request = store_messages.Request(op, keys, keys, timeout_ms / 1e3)
+        assert store_messages.read_request(store_messages.pack_request(request)) == request
+    assert store_messages.read_answer(
+        store_messages.pack_answer(store_messages.Answer(1, values))
+    ) == store_messages.Answer(1, values)
 
 
-@given(st.binary(min_size=HEADER_BYTES, max_size=200))
+@given(st.binary(min_size=store_messages.HEADER_BYTES, max_size=200))
 def test_no_bytes_raise(words: bytes) -> None:
-    assert (body_bytes(words) or 0) >= 0
-    assert read_request(words) is None or pack_request(read_request(words)) is not None  # type: ignore[arg-type]
-    assert read_answer(words) is None or read_answer(words)
+    assert (store_messages.body_bytes(words) or 0) >= 0
+    assert (
+        store_messages.read_request(words) is None
+        or store_messages.pack_request(store_messages.read_request(words)) is not None
+    )  # type: ignore[arg-type]
+    assert store_messages.read_answer(words) is None or store_messages.read_answer(words)
 
 
 def _answers(client: StoreClient) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from spare_megatron.collectives import handshake
 from spare_megatron.collectives.handshake import (
     CALL_BYTES,
     CHALLENGE_BYTES,
@@ -21,7 +22,7 @@ from spare_megatron.collectives.handshake import (
     Member,
 )
 from spare_megatron.config.host_port import split_address
-from spare_megatron.transfer import authenticated_listener, serving
+from spare_megatron.transfer import serving
 from spare_megatron.transfer.request_frames import ANSWER_BYTES, REQUEST_BYTES
 from spare_megatron.transfer.snapshot_shards import CHUNK_BYTES, ByteSpace, pack_header
 from spare_megatron.transfer.transport import FetchError, FetchOverError, KeptSnapshotShards, SnapshotShard, Source
@@ -354,7 +355,7 @@ def test_words_that_are_repeated_prove_nothing(ranks: Ranks) -> None:
 
 def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thousand connections that say nothing, or something else; too many, long before their time is over."""
-    monkeypatch.setattr(authenticated_listener, "STRANGER_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(handshake, "STRANGER_S", 10 * PATIENCE_S)
     donor, learner = ranks.donor(), ranks.learner()
     before = len(os.listdir("/proc/self/fd"))
     with contextlib.ExitStack() as stack:
@@ -371,7 +372,7 @@ def test_strangers_at_the_door_keep_nobody_out(ranks: Ranks, monkeypatch: pytest
 
 
 def test_a_stranger_has_not_much_time(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authenticated_listener, "STRANGER_S", 0.1)
+    monkeypatch.setattr(handshake, "STRANGER_S", 0.1)
     with socket.create_connection(split_address(ranks.rank(0).address)) as stranger:
         assert all_received(stranger) == CHALLENGE_BYTES
 

@@ -24,52 +24,39 @@ from spare_megatron.coordinator.journal import (
     verify,
 )
 from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.messages import (
-    Decision,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    ReductionResult,
-    Saved,
-    StopRequested,
-    Tuned,
-    Vote,
-)
 from spare_megatron.protocol.state_codec import encode_state
 
 GROUPS, STEPS = 6, 12
-SPEC = JobSpec(GROUPS, 2, (0, 1, 3), "microbatch", 0, 1000, 3, "f", save_every=4)
+SPEC = m.JobSpec(GROUPS, 2, (0, 1, 3), "microbatch", 0, 1000, 3, "f", save_every=4)
 
 
-def events() -> list[Event]:
+def events() -> list[m.Event]:
     """Some steps, in which groups die, vote twice and save."""
-    rng, state, made = random.Random(7), initial_state(), list[Event]()
+    rng, state, made = random.Random(7), initial_state(), list[m.Event]()
 
-    def tell(event: Event) -> None:
+    def tell(event: m.Event) -> None:
         nonlocal state
         made.append(event)
         state, _ = step(state, event)
 
-    tell(Opened(SPEC, 1, 1))
+    tell(m.Opened(SPEC, 1, 1))
     for group in range(GROUPS):
-        tell(Hello(group, 0, "f", 0))
+        tell(m.Hello(group, 0, "f", 0))
     for number in range(1, STEPS + 1):
         if number in (3, 8):
             dead = rng.choice(sorted(state.live))
-            tell(Lost((Loss(dead, 0, "closed", 0, "gone"),), tuple((g, rng.randrange(2)) for g in state.live)))
+            tell(m.Lost((m.Loss(dead, 0, "closed", 0, "gone"),), tuple((g, rng.randrange(2)) for g in state.live)))
         if number == 6:
-            tell(Tuned("slower saves", save_interval=3))
+            tell(m.Tuned("slower saves", save_interval=3))
         at = state.step_in_flight
         for group in rng.sample(sorted(state.live), len(state.live)):
             pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
-            tell(Vote(group, 0, ReductionResult(at, state.epoch, True, pieces, f"r{at}", f"w{at - 1}")))
+            tell(m.Vote(group, 0, m.ReductionResult(at, state.epoch, True, pieces, f"r{at}", f"w{at - 1}")))
         if at % 4 == 0:
-            tell(Saved(min(state.live), 0, at, f"step-{at}"))
-    tell(StopRequested("enough"))
+            tell(m.Saved(min(state.live), 0, at, f"step-{at}"))
+    tell(m.StopRequested("enough"))
     return made
 
 
@@ -89,7 +76,7 @@ class Seen:
     def __init__(self) -> None:
         self.book, self.tuning = MetricsBook(), JobTuning(started_s=10.0)
 
-    def observe(self, record: Record, before: State, decision: Decision, after: State) -> None:
+    def observe(self, record: Record, before: State, decision: m.Decision, after: State) -> None:
         self.book.observe(record.time_unix_s, before, record.event, decision, after)
         self.tuning.observe(record.time_unix_s, before, record.event, after)
 

@@ -8,21 +8,10 @@ from typing import Any
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.monitor.job_picture import JobPicture
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.messages import (
-    Applied,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    ReductionResult,
-    StopRequested,
-    Vote,
-)
 
-SPEC = JobSpec(4, 3, (0, 1), "microbatch", 0, 99, 4, "f")
+SPEC = m.JobSpec(4, 3, (0, 1), "microbatch", 0, 99, 4, "f")
 STARTED_S, BEGAN_S = 1000.0, 1008.0
 COMPUTE_S, REDUCE_S, REST_S = 2.0, 0.5, 0.25
 FAILURE_FREE_S = REST_S + COMPUTE_S + REDUCE_S
@@ -32,21 +21,21 @@ FAILURE_FREE_S = REST_S + COMPUTE_S + REDUCE_S
 class ScriptedJob:
     """4 groups of 3 pieces, or another job; they begin 8 s after the coordinator."""
 
-    def __init__(self, spec: JobSpec = SPEC, started_s: float = STARTED_S) -> None:
+    def __init__(self, spec: m.JobSpec = SPEC, started_s: float = STARTED_S) -> None:
         self.book, self.state, self.now_s = MetricsBook(started_unix_s=started_s), initial_state(), started_s + 5
         self.transitions: list[tuple[Record, State, State]] = []
         self.lines: list[dict[str, Any]] = []
         self.open(spec, 1, started_s + BEGAN_S - STARTED_S)
 
-    def open(self, spec: JobSpec, job_attempt: int, begun_s: float = BEGAN_S) -> None:
+    def open(self, spec: m.JobSpec, job_attempt: int, begun_s: float = BEGAN_S) -> None:
         """A job attempt begins."""
-        self.tell(Opened(spec, job_attempt, self.state.fencing + 1))
+        self.tell(m.Opened(spec, job_attempt, self.state.fencing + 1))
         self.now_s = begun_s
         for group in range(spec.num_groups):
             incarnation = self.state.highest.get(group, -1) + 1
-            self.tell(Hello(group, incarnation, "f", spec.first_step, process_nonce=f"{group}-{incarnation}"))
+            self.tell(m.Hello(group, incarnation, "f", spec.first_step, process_nonce=f"{group}-{incarnation}"))
 
-    def tell(self, event: Event, detect_s: float = 0.0) -> None:
+    def tell(self, event: m.Event, detect_s: float = 0.0) -> None:
         """One event."""
         before = self.state
         self.state, decision = step(before, event)
@@ -57,7 +46,7 @@ class ScriptedJob:
 
     def lose(self, *groups: int, detect_s: float = 0.0) -> None:
         """These groups are gone; the others drop their communicators within 0.125 s."""
-        self.tell(Lost(tuple(Loss(group, self.state.live[group], "exited") for group in groups)), detect_s)
+        self.tell(m.Lost(tuple(m.Loss(group, self.state.live[group], "exited") for group in groups)), detect_s)
         for group in self.state.live:
             self.book.seen(group, self.now_s + 0.125)
 
@@ -79,7 +68,7 @@ class ScriptedJob:
             }
             pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
             self.book.figures(state.step_in_flight, state.epoch, group, tuple(figures.items()))
-            self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
+            self.tell(m.Vote(group, incarnation, m.ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
     def step(
         self, takes_s: float = FAILURE_FREE_S, compute_s: Mapping[int, float] | None = None, **reported: float
@@ -96,13 +85,13 @@ class ScriptedJob:
 
     def leave(self, ends_s: float) -> None:
         """The job is asked to stop: one step more, and ``ends_s`` for its end."""
-        self.tell(StopRequested("signal SIGTERM"))
+        self.tell(m.StopRequested("signal SIGTERM"))
         self.step()
         self.now_s += ends_s
         last, epoch = self.state.committed[0], self.state.epoch
         for group, incarnation in self.state.live.items():
-            self.tell(Vote(group, incarnation, ReductionResult(last + 1, epoch, True)))
-            self.tell(Applied(group, incarnation, last, epoch))
+            self.tell(m.Vote(group, incarnation, m.ReductionResult(last + 1, epoch, True)))
+            self.tell(m.Applied(group, incarnation, last, epoch))
 
     def begin_coordinator(self) -> None:
         """A coordinator process begins, and reads what is in the journal."""

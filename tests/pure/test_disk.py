@@ -18,17 +18,8 @@ from spare_megatron.coordinator.appended_file import AppendedFile
 from spare_megatron.coordinator.backlog import Backlog, DiskFailedError
 from spare_megatron.coordinator.journal import replay
 from spare_megatron.coordinator.server import Coordinator, Options
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    Action,
-    Hello,
-    JobSpec,
-    ReductionResult,
-    Saved,
-    SendCommit,
-    Vote,
-)
 from spare_megatron.runtime.disk import SideFiles, with_retries
 from spare_megatron.runtime.failpoints import injected
 from spare_megatron.runtime.run_directory import RunDirectory, glance, write_json
@@ -326,21 +317,21 @@ def test_printing_outlives_a_full_disk() -> None:
 def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journal(tmp_path: Path, place: str) -> None:
     """The append of a commit fails. A vote that is repeated, or a Hello, must not be notified of it; once the disk is
     back all of it is decided, in order, and the journal replays."""
-    run_dir, reported = RunDirectory(tmp_path), list[Action]()
+    run_dir, reported = RunDirectory(tmp_path), list[m.Action]()
 
     async def main() -> State:
         coordinator = Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))
         coordinator._dispatcher.announce = reported.append  # type: ignore[method-assign]
-        coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
+        coordinator._open(m.JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
-            coordinator._apply(Hello(group, 0, "f", 0))
-        coordinator._apply(Vote(0, 0, ReductionResult(1, 1, True, (0,))))
+            coordinator._apply(m.Hello(group, 0, "f", 0))
+        coordinator._apply(m.Vote(0, 0, m.ReductionResult(1, 1, True, (0,))))
         reported.clear()
         before = coordinator._state
         with injected(f"{place}=EIO,for_s=0.2"):
-            coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
-            coordinator._apply(Vote(1, 0, ReductionResult(1, 1, True, (1,))))
-            coordinator._apply(Hello(0, 0, "f", 0, held=(1, 1)))
+            coordinator._apply(m.Vote(1, 0, m.ReductionResult(1, 1, True, (1,))))
+            coordinator._apply(m.Vote(1, 0, m.ReductionResult(1, 1, True, (1,))))
+            coordinator._apply(m.Hello(0, 0, "f", 0, held=(1, 1)))
             assert coordinator._state is before
             assert reported == []
             while coordinator._backlog.waiting:
@@ -350,30 +341,30 @@ def test_nothing_is_said_and_no_state_goes_on_before_its_record_is_in_the_journa
 
     state = asyncio.run(main())
     assert state.committed == (1, 1)
-    assert isinstance(reported[0], SendCommit)
+    assert isinstance(reported[0], m.SendCommit)
     assert replay(run_dir.journal).records == 7
     assert replay(run_dir.journal).state.committed == (1, 1)
 
 
 def test_an_older_checkpoint_that_is_late_does_not_take_the_place_of_a_newer_one(tmp_path: Path) -> None:
     """It counts and its writer is notified; the one to start again from is the newer one, also after a restart."""
-    run_dir, reported = RunDirectory(tmp_path), list[Action]()
+    run_dir, reported = RunDirectory(tmp_path), list[m.Action]()
 
     async def main() -> None:
         coordinator = Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))
         coordinator._dispatcher.announce = reported.append  # type: ignore[method-assign]
-        coordinator._open(JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
+        coordinator._open(m.JobSpec(2, 1, (0, 1), "microbatch", 0, 5, 2, "f"), JobDescription())
         for group in range(2):
-            coordinator._apply(Hello(group, 0, "f", 0))
+            coordinator._apply(m.Hello(group, 0, "f", 0))
         for step in (1, 2, 3):
             if step == 3:
-                coordinator._apply(Saved(1, 0, 2, "newer"))
+                coordinator._apply(m.Saved(1, 0, 2, "newer"))
             for group in range(2):
-                coordinator._apply(Vote(group, 0, ReductionResult(step, 1, True, (group,))))
-        coordinator._apply(Saved(0, 0, 1, "older"))
+                coordinator._apply(m.Vote(group, 0, m.ReductionResult(step, 1, True, (group,))))
+        coordinator._apply(m.Saved(0, 0, 1, "older"))
         coordinator._journal.close()
         assert Coordinator(Options("127.0.0.1:0", run_dir, job_attempt=1))._accepted == "newer"
 
     asyncio.run(main())
-    assert [action.directory for action in reported if isinstance(action, AcceptSave)] == ["newer", "older"]
+    assert [action.directory for action in reported if isinstance(action, m.AcceptSave)] == ["newer", "older"]
     assert run_dir.accepted() == "newer"

@@ -12,46 +12,33 @@ from spare_megatron.config.exits import PLANNED
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.coordinator.job_tuning import TRIAL_PATIENCE_STEPS, JobTuning
 from spare_megatron.planning.at_start import Measured, at_start, restart_pays, without_progress
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.messages import (
-    AllHere,
-    AllVoted,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    Saved,
-    SendCommit,
-    StopRequested,
-    Tuned,
-)
 from tests.pure.decided_again import decided_again
 
-SPEC = JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")
+SPEC = m.JobSpec(6, 4, (0, 1, 3), "microbatch", 0, 200_000, 1, "f")
 WISHES = Tuning(save_interval=True, mtbf_gpu_hours=2.0, group_size=2, can_restart=True)
 
 
 class Job:
     """A job of which only what the coordinator sees is played: steps of 1 s, of which 0.1 s is the reduction."""
 
-    def __init__(self, wishes: Tuning = WISHES, spec: JobSpec = SPEC) -> None:
+    def __init__(self, wishes: Tuning = WISHES, spec: m.JobSpec = SPEC) -> None:
         self.wishes = wishes
         self.state: State = initial_state()
         self.tuning = JobTuning(started_s=90.0)
         self.tuning.begin(wishes)
         self.now_s = 100.0
-        self.decided: list[Event] = []
-        self.commits: list[SendCommit] = []
-        self.feed(Opened(spec, 1, 1))
-        self.feed(AllHere(tuple((group, 0) for group in range(spec.num_groups))))
+        self.decided: list[m.Event] = []
+        self.commits: list[m.SendCommit] = []
+        self.feed(m.Opened(spec, 1, 1))
+        self.feed(m.AllHere(tuple((group, 0) for group in range(spec.num_groups))))
 
-    def feed(self, event: Event) -> None:
+    def feed(self, event: m.Event) -> None:
         """As the coordinator does: the event, then what is to be decided."""
         before = self.state
         self.state, decision = step(before, event)
-        self.commits += [action for action in decision.actions if isinstance(action, SendCommit)]
+        self.commits += [action for action in decision.actions if isinstance(action, m.SendCommit)]
         self.tuning.observe(self.now_s, before, event, self.state)
         following = self.tuning.next(self.state)
         if following is not None:
@@ -65,17 +52,17 @@ class Job:
             load = self.state.plan.loads().max() / SPEC.pieces_per_shard
             self.now_s += 0.9 * load + 0.1
             self.tuning.figures(at, self.state.epoch, [("compute_s", 0.9 * load), ("reduce_s", 0.1)])
-            self.feed(AllVoted(at, self.state.epoch))
+            self.feed(m.AllVoted(at, self.state.epoch))
             if self.commits[-1].save and saves:
                 self.now_s += 2.0
                 self.tuning.report({"save_s": 0.5})
-                self.feed(Saved(0, 0, at, "d"))
+                self.feed(m.Saved(0, 0, at, "d"))
 
     def lose(self, group: int) -> None:
-        self.feed(Lost((Loss(group, 0, "exited"),)))
+        self.feed(m.Lost((m.Loss(group, 0, "exited"),)))
 
-    def tuned(self) -> list[Tuned]:
-        return [event for event in self.decided if isinstance(event, Tuned)]
+    def tuned(self) -> list[m.Tuned]:
+        return [event for event in self.decided if isinstance(event, m.Tuned)]
 
 
 def test_first_steps_and_a_trial_save_lead_to_a_choice_that_can_be_made_again() -> None:
@@ -190,7 +177,7 @@ def test_a_planned_restart_ends_the_job_attempt_with_the_step_in_flight() -> Non
     job.run(1)
     job.lose(4)
     (asked,) = job.decided
-    assert isinstance(asked, StopRequested)
+    assert isinstance(asked, m.StopRequested)
     assert asked.reason.startswith(f"{PLANNED}: 2 of 6 groups are lost")
     job.run(1)
     assert job.commits[-1].leave
@@ -201,13 +188,13 @@ def test_a_group_that_is_being_brought_up_to_date_is_not_lost() -> None:
     job = Job(Tuning(restart_after=2, can_restart=True))
     job.run(3)
     job.lose(1)
-    job.feed(Hello(1, 1, "f", 0))
+    job.feed(m.Hello(1, 1, "f", 0))
     assert job.state.learners.keys() == {1}
     job.lose(4)
     assert not job.decided
-    job.feed(Lost((Loss(1, 1, "exited"),)))
+    job.feed(m.Lost((m.Loss(1, 1, "exited"),)))
     (asked,) = job.decided
-    assert isinstance(asked, StopRequested)
+    assert isinstance(asked, m.StopRequested)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +229,7 @@ def test_a_restarted_coordinator_goes_on_with_the_choice() -> None:
     again.begin(WISHES)
     other = Job()
     other.tuning = again
-    for event in [Opened(SPEC, 1, 2), job.tuned()[1]]:
+    for event in [m.Opened(SPEC, 1, 2), job.tuned()[1]]:
         before = other.state
         other.state, _ = step(before, event)
         again.observe(600.0, before, event, other.state)

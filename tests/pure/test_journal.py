@@ -8,35 +8,27 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.coordinator.journal import Journal, JournalError, Record, Replayed, is_final, read, replay, verify
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state, step
-from spare_megatron.protocol.messages import (
-    Decision,
-    DrainRequested,
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    ReductionResult,
-    SendView,
-    StopRequested,
-    Vote,
-)
 from spare_megatron.protocol.view import View
 from spare_megatron.runtime.failpoints import injected
 
-SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
+SPEC = m.JobSpec(3, 2, (0, 1), "microbatch", 0, 5, 3, "f")
 
 
-def events() -> list[Event]:
+def events() -> list[m.Event]:
     """A job of three groups that commits two steps and loses a group in the third."""
-    hellos = [Hello(g, 0, "f", 0) for g in range(3)]
-    votes = [Vote(g, 0, ReductionResult(t, 1, True, (2 * g, 2 * g + 1))) for t in (1, 2) for g in range(3)]
-    return [Opened(SPEC, 1, 1), *hellos, *votes, Lost((Loss(1, 0, "exited", 0, "killed"),), ((0, 1), (1, 1), (2, 0)))]
+    hellos = [m.Hello(g, 0, "f", 0) for g in range(3)]
+    votes = [m.Vote(g, 0, m.ReductionResult(t, 1, True, (2 * g, 2 * g + 1))) for t in (1, 2) for g in range(3)]
+    return [
+        m.Opened(SPEC, 1, 1),
+        *hellos,
+        *votes,
+        m.Lost((m.Loss(1, 0, "exited", 0, "killed"),), ((0, 1), (1, 1), (2, 0))),
+    ]
 
 
-def write(path: Path, some: list[Event] | None = None) -> State:
+def write(path: Path, some: list[m.Event] | None = None) -> State:
     """Journal some more events as the coordinator does."""
     found = replay(path)
     state, journal = found.state, Journal(path, found, clock=lambda: 1000.0)
@@ -160,7 +152,7 @@ def test_an_append_that_fails_leaves_the_journal_as_it_was_and_can_be_repeated(
     assert bool(failures) == ("sync" not in spec or decided_finally(lines, number))
 
 
-def failure(journal: Journal, event: Event, decision: Decision) -> OSError | None:
+def failure(journal: Journal, event: m.Event, decision: m.Decision) -> OSError | None:
     """What an append fails of, None if it does not."""
     try:
         journal.append(event, decision)
@@ -203,11 +195,11 @@ def test_a_learner_is_notified_only_what_is_final(member: bool) -> None:
     """It drops its state when it is notified that its offer has ended: were that lost with the journal's end, it could
     be called as a holder later. A member that is notified of its epoch again does nothing for good."""
     view = View(1, 1, 4, 2, ((0, 0), (1, 1)) if member else ((0, 0),), (6, 3), 7, (), ())
-    again = Decision((SendView(view),), "again", 4)
-    assert is_final(Hello(1, 0, "f", 6), again, 4) is not member
+    again = m.Decision((m.SendView(view),), "again", 4)
+    assert is_final(m.Hello(1, 0, "f", 6), again, 4) is not member
 
 
-@pytest.mark.parametrize("request_", [StopRequested("enough"), DrainRequested((1,), "a fan", undo=True)])
-def test_what_an_operator_has_asked_for_is_on_the_disk_before_the_answer(request_: Event) -> None:
+@pytest.mark.parametrize("request_", [m.StopRequested("enough"), m.DrainRequested((1,), "a fan", undo=True)])
+def test_what_an_operator_has_asked_for_is_on_the_disk_before_the_answer(request_: m.Event) -> None:
     """A power failure behind the answer may not undo it: nobody asks again."""
-    assert is_final(request_, Decision((), "noted", 4), 4)
+    assert is_final(request_, m.Decision((), "noted", 4), 4)

@@ -20,21 +20,11 @@ from spare_megatron.coordinator.records import Records, metrics_lines
 from spare_megatron.metrics.boards import Boards, points, scalars
 from spare_megatron.metrics.iteration_line import IterationLines
 from spare_megatron.metrics.metrics import MetricsBook
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import initial_state, step
-from spare_megatron.protocol.messages import (
-    Event,
-    Hello,
-    JobSpec,
-    Loss,
-    Lost,
-    Opened,
-    ReductionResult,
-    StopRequested,
-    Vote,
-)
 from spare_megatron.runtime.run_directory import RunDirectory
 
-SPEC = JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
+SPEC = m.JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
 JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)
 
 
@@ -43,12 +33,12 @@ class Story:
 
     def __init__(self, book: MetricsBook | None = None) -> None:
         self.book, self.state, self.now_s = book or MetricsBook(), initial_state(), 1000.0
-        self.log: list[tuple[float, Event]] = []
-        self.tell(Opened(SPEC, 1, 1))
+        self.log: list[tuple[float, m.Event]] = []
+        self.tell(m.Opened(SPEC, 1, 1))
         for group in range(3):
-            self.tell(Hello(group, 0, "f", 0))
+            self.tell(m.Hello(group, 0, "f", 0))
 
-    def tell(self, event: Event, detect_s: float = 0.0) -> None:
+    def tell(self, event: m.Event, detect_s: float = 0.0) -> None:
         """One event."""
         before = self.state
         self.state, decision = step(before, event)
@@ -64,7 +54,7 @@ class Story:
             figures = [("reduce_s", 0.1 * group), ("patch_s", 0.2), ("pieces_discarded", 0.0), ("pieces_joined", 1.0)]
             figures.append(("rebuild_s", (rebuild_s or {}).get(group, 0.0)))
             self.book.figures(state.step_in_flight, state.epoch, group, figures)
-            self.tell(Vote(group, incarnation, ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
+            self.tell(m.Vote(group, incarnation, m.ReductionResult(state.step_in_flight, state.epoch, True, pieces)))
 
     def replay(self, book: MetricsBook) -> None:
         """Tell it to another book, from the start."""
@@ -97,7 +87,7 @@ def test_a_recovery_has_its_times_and_counts_what_the_dead_had_computed() -> Non
     story.commit()
     story.report(1)
     story.now_s += 0.5
-    story.tell(Lost((Loss(1, 0, "exited"),), ((0, 2), (1, 1), (2, 0))), detect_s=0.01)
+    story.tell(m.Lost((m.Loss(1, 0, "exited"),), ((0, 2), (1, 1), (2, 0))), detect_s=0.01)
     story.book.seen(0, story.now_s + 0.002)
     story.book.seen(2, story.now_s + 0.004)
     story.commit(0.3, rebuild_s={0: 0.005, 2: 0.001})
@@ -181,7 +171,7 @@ def test_a_coordinator_killed_while_it_prints_leaves_no_gap(
 def test_the_summary_names_the_signal_that_came_while_the_job_attempt_ended_anyway(tmp_path: Path) -> None:
     """A planned restart that Slurm interrupts must not be followed by another job attempt at once."""
 
-    def signal_received(*events: Event) -> str:
+    def signal_received(*events: m.Event) -> str:
         records, state = Records(RunDirectory(tmp_path)), initial_state()
         for number, event in enumerate(events, 1):
             before = state
@@ -191,26 +181,26 @@ def test_the_summary_names_the_signal_that_came_while_the_job_attempt_ended_anyw
         records.finish(state)
         return str(json.loads((tmp_path / "summary.json").read_text())["stop_signal"])
 
-    begun = (Opened(SPEC, 1, 1), *(Hello(group, 0, "f", 0) for group in range(3)))
-    planned, reported = StopRequested(f"{PLANNED}: 1 of 3 groups"), StopRequested("signal SIGTERM")
+    begun = (m.Opened(SPEC, 1, 1), *(m.Hello(group, 0, "f", 0) for group in range(3)))
+    planned, reported = m.StopRequested(f"{PLANNED}: 1 of 3 groups"), m.StopRequested("signal SIGTERM")
     assert not signal_received(*begun, planned)
     assert signal_received(*begun, planned, reported) == "signal SIGTERM"
-    assert signal_received(*begun, planned, reported, Opened(SPEC, 1, 2)) == "signal SIGTERM"
-    assert not signal_received(*begun, planned, reported, Opened(SPEC, 2, 2))
+    assert signal_received(*begun, planned, reported, m.Opened(SPEC, 1, 2)) == "signal SIGTERM"
+    assert not signal_received(*begun, planned, reported, m.Opened(SPEC, 2, 2))
 
 
 def test_a_wipe_out_and_the_steps_it_loses() -> None:
     story = Story()
     for _ in range(5):
         story.commit()
-    story.tell(Lost(tuple(Loss(group, 0, "exited") for group in range(3))))
+    story.tell(m.Lost(tuple(m.Loss(group, 0, "exited") for group in range(3))))
     assert story.state.outcome == "wipe-out"
-    story.tell(Opened(JobSpec(3, 2, (0, 1), "microbatch", 3, 9, 3, "f"), 2, 2))
+    story.tell(m.Opened(m.JobSpec(3, 2, (0, 1), "microbatch", 3, 9, 3, "f"), 2, 2))
     totals = story.book.totals
     assert (totals.wipe_outs, totals.steps_lost, totals.failures_masked) == (1, 2, 0)
     story.book.ready(all_of_them=True)
     for group in range(3):
-        story.tell(Hello(group, 1, "f", 3))
+        story.tell(m.Hello(group, 1, "f", 3))
     story.commit()
     [line] = story.report(4)
     assert (line["life"], line["step"]) == (2, 4)

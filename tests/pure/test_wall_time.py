@@ -15,19 +15,7 @@ from spare_megatron.monitor.job_history import Failure, JobHistory, Return
 from spare_megatron.monitor.job_picture import JobPicture
 from spare_megatron.monitor.job_texts import happenings, wall_time_line
 from spare_megatron.monitor.wall_time import RESTART_WITHIN_S
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    CaughtUp,
-    Hello,
-    JoinersLate,
-    Loss,
-    Lost,
-    Opened,
-    Ready,
-    ReductionResult,
-    Saved,
-    Vote,
-)
+from spare_megatron.protocol import messages as m
 from tests.pure.scripted_job import BEGAN_S, COMPUTE_S, FAILURE_FREE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ScriptedJob
 
 
@@ -159,7 +147,7 @@ def test_a_long_rest_is_attributed_to_nothing() -> None:
 def test_a_coordinator_that_is_started_again_has_a_part() -> None:
     job = reported()
     job.now_s += 1.0
-    job.tell(Opened(SPEC, 1, job.state.fencing + 1))
+    job.tell(m.Opened(SPEC, 1, job.state.fencing + 1))
     job.now_s += FAILURE_FREE_S + 1.0
     job.votes({}, {})
     job.report()
@@ -170,8 +158,8 @@ def test_what_a_step_takes_longer_in_which_a_state_is_given_is_transfer() -> Non
     job = reported()
     job.lose(3)
     job.step()
-    job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
-    job.tell(Ready(3, 1))
+    job.tell(m.Hello(3, 1, "f", 0, process_nonce="again"))
+    job.tell(m.Ready(3, 1))
     job.step()
     job.step(FAILURE_FREE_S + 0.125)
     assert job.picture().history.job_attempt.served == {8, 9}
@@ -182,7 +170,7 @@ def test_what_a_step_takes_longer_in_which_a_state_is_given_is_transfer() -> Non
 def test_an_attempt_that_is_made_again_has_a_part() -> None:
     job = reported()
     job.now_s += REST_S + COMPUTE_S + 4.0
-    job.tell(Vote(0, 0, ReductionResult(6, job.state.epoch, False, detail="the link is silent")))
+    job.tell(m.Vote(0, 0, m.ReductionResult(6, job.state.epoch, False, detail="the link is silent")))
     assert job.state.epoch == 2
     job.now_s += REDUCE_S
     job.votes({}, {})
@@ -251,8 +239,8 @@ def test_a_loss_that_a_vote_shows_at_a_wipe_out_is_a_failure() -> None:
     job.lose(1)
     job.step()
     job.now_s += 2.0
-    result = ReductionResult(job.state.step_in_flight, job.state.epoch, False, corrupt=True, detail="a sum is wrong")
-    job.tell(Vote(0, 0, result))
+    result = m.ReductionResult(job.state.step_in_flight, job.state.epoch, False, corrupt=True, detail="a sum is wrong")
+    job.tell(m.Vote(0, 0, result))
     assert job.state.outcome == "wipe-out"
     picture = job.picture()
     assert [(one.groups, one.masked) for one in picture.history.failures] == [((1,), True), ((0,), False)]
@@ -311,7 +299,7 @@ def test_the_last_step_of_an_ended_job_attempt_counts_while_the_next_job_attempt
     job.leave(1.5)
     job.now_s += 3.0
     before = job.parts()
-    job.tell(Opened(replace(SPEC, first_step=6), 2, job.state.fencing + 1))
+    job.tell(m.Opened(replace(SPEC, first_step=6), 2, job.state.fencing + 1))
     assert job.parts() == before == {"train": 6 * FAILURE_FREE_S, "start": BEGAN_S - STARTED_S, "end": 1.5}
 
 
@@ -319,8 +307,8 @@ def test_the_last_step_of_a_job_attempt_without_an_end_counts_once_the_next_job_
     job = reported()
     job.now_s += 3.0
     job.begin_coordinator()
-    job.tell(Opened(SPEC, 2, job.state.fencing + 1))
-    job.tell(Opened(SPEC, 2, job.state.fencing + 1))
+    job.tell(m.Opened(SPEC, 2, job.state.fencing + 1))
+    job.tell(m.Opened(SPEC, 2, job.state.fencing + 1))
     assert job.parts()["redone"] == 5 * FAILURE_FREE_S
 
 
@@ -354,7 +342,7 @@ def test_a_loss_after_the_end_is_no_failure() -> None:
     job = reported()
     job.leave(1.5)
     job.now_s += 0.25
-    job.tell(Lost((Loss(1, 0, "exited"),)))
+    job.tell(m.Lost((m.Loss(1, 0, "exited"),)))
     assert job.transitions[-1][0].reason == "the job is over"
     history = job.picture().history
     assert (history.failures, len(history.live)) == ([], 4)
@@ -366,16 +354,16 @@ def test_a_joiner_that_is_sent_back_has_not_returned() -> None:
     job.lose(3)
     lost_s = job.now_s
     job.step()
-    job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
+    job.tell(m.Hello(3, 1, "f", 0, process_nonce="again"))
     for number in (1, 2):
-        job.tell(Ready(3, 1))
+        job.tell(m.Ready(3, 1))
         job.step()
-        job.tell(CaughtUp(3, 1, number, job.state.committed[0]))
+        job.tell(m.CaughtUp(3, 1, number, job.state.committed[0]))
         job.step()
         assert 3 in job.state.live
         assert [one.group for one in job.picture().history.returns] == [3]
         if number == 1:
-            job.tell(JoinersLate(job.state.epoch, 1.0))
+            job.tell(m.JoinersLate(job.state.epoch, 1.0))
             assert 3 not in job.state.live
             assert job.picture().history.returns == []
     picture = job.picture()
@@ -400,7 +388,7 @@ def test_the_job_attempt_of_a_line_is_found_fast() -> None:
     """20,000 job attempts; the lines of the first one are taken once the records of all are."""
     history = JobHistory()
     for job_attempt in range(1, 20_001):
-        history.take(Record(job_attempt, float(job_attempt), 0, Opened(SPEC, job_attempt, job_attempt), (), ""))
+        history.take(Record(job_attempt, float(job_attempt), 0, m.Opened(SPEC, job_attempt, job_attempt), (), ""))
     began_s = time.process_time()
     assert all(history.numbered(job_attempt % 10 + 1).number == job_attempt % 10 + 1 for job_attempt in range(20_000))
     assert time.process_time() - began_s < 2.0
@@ -436,7 +424,7 @@ def test_the_history_has_the_events_that_operators_are_notified() -> None:
     job = reported(2)
     job.lose(1)
     job.step()
-    job.tell(Saved(0, 0, 2, "step-2"))
+    job.tell(m.Saved(0, 0, 2, "step-2"))
     job.step()
     job.lose(3)
     job.step()
@@ -444,7 +432,7 @@ def test_the_history_has_the_events_that_operators_are_notified() -> None:
     events = [event for transition in job.transitions for event in events_of(*transition)]
     assert [group for failure in history.failures for group in failure.groups] == of_kind(events, "loss") == [1, 3]
     assert [save.group for save in history.saves] == of_kind(events, "save") == [0]
-    assert any(isinstance(action, AcceptSave) for record, _, _ in job.transitions for action in record.actions)
+    assert any(isinstance(action, m.AcceptSave) for record, _, _ in job.transitions for action in record.actions)
     kinds = [one.kind for one in happenings(job.picture())]
     assert kinds == ["life", "failure", "save", "failure"]
 

@@ -16,27 +16,10 @@ from spare_megatron.control_plane import protobuf_codec
 from spare_megatron.control_plane.generate import GENERATED, generated_texts
 from spare_megatron.control_plane.reports import Heartbeat, LastRank, LateRank, Reduced
 from spare_megatron.protocol import codec
-from spare_megatron.protocol.messages import (
-    AcceptSave,
-    Applied,
-    Hello,
-    JobSpec,
-    Link,
-    Loss,
-    Lost,
-    Opened,
-    ParameterChecksum,
-    ReductionResult,
-    Saved,
-    SendCommit,
-    SendFenced,
-    SendStop,
-    SendView,
-    Vote,
-)
+from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.view import COUNTS, NEW, Offer, StateHost, View
 
-SPEC = JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
+SPEC = m.JobSpec(4, 3, (0, 1), "microbatch", 5, 20, 4, "f", 2.0, audit_rate=0.5, audit_seed=3)
 small = st.integers(0, 1000)
 numbers = st.lists(small, max_size=5).map(tuple)
 pairs = st.tuples(small, small)
@@ -63,10 +46,10 @@ views = st.builds(
 )
 signed = st.integers(-(2**63), 2**63 - 1)
 checksums = st.lists(st.tuples(small, signed), max_size=4).map(tuple)
-parts = st.lists(st.builds(ParameterChecksum, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
-links = st.lists(st.builds(Link, small, small, st.booleans()), max_size=3).map(tuple)
+parts = st.lists(st.builds(m.ParameterChecksum, small, small, st.text(max_size=5), signed), max_size=3).map(tuple)
+links = st.lists(st.builds(m.Link, small, small, st.booleans()), max_size=3).map(tuple)
 results = st.builds(
-    ReductionResult,
+    m.ReductionResult,
     step=small,
     epoch=small,
     ok=st.booleans(),
@@ -80,18 +63,18 @@ results = st.builds(
     state=checksums,
 )
 votes = st.builds(
-    Vote,
+    m.Vote,
     group=small,
     incarnation=small,
     result=results,
     failing_s=st.floats(0, 1e6),
 )
 actions = st.one_of(
-    st.builds(SendView, views, st.sampled_from([0.0, 0.2])),
-    st.builds(SendCommit, numbers, small, small, st.booleans(), st.lists(st.tuples(small, numbers)).map(tuple)),
-    st.builds(SendFenced, small, small, st.text(max_size=5)),
-    st.builds(SendStop, numbers, st.just("failed"), st.text(max_size=5)),
-    st.builds(AcceptSave, small, small, small, st.text(max_size=5)),
+    st.builds(m.SendView, views, st.sampled_from([0.0, 0.2])),
+    st.builds(m.SendCommit, numbers, small, small, st.booleans(), st.lists(st.tuples(small, numbers)).map(tuple)),
+    st.builds(m.SendFenced, small, small, st.text(max_size=5)),
+    st.builds(m.SendStop, numbers, st.just("failed"), st.text(max_size=5)),
+    st.builds(m.AcceptSave, small, small, small, st.text(max_size=5)),
 )
 
 
@@ -107,16 +90,16 @@ def test_views_cross_the_wire(view: View) -> None:
 
 
 @given(votes)
-def test_votes_cross_the_wire_without_the_coordinators_figure(vote: Vote) -> None:
-    read = protobuf_codec.read(protobuf_codec.fill(pb.Vote(), vote), Vote)
+def test_votes_cross_the_wire_without_the_coordinators_figure(vote: m.Vote) -> None:
+    read = protobuf_codec.read(protobuf_codec.fill(pb.Vote(), vote), m.Vote)
     assert read == replace(vote, failing_s=0.0)
 
 
 def test_optional_and_named_figures_cross_the_wire() -> None:
     for held in (None, (3, 4)):
-        hello = Hello(1, 2, "f", 3, held, 5, held)
-        assert protobuf_codec.read(protobuf_codec.fill(pb.Hello(), hello), Hello) == hello
-    result = ReductionResult(1, 2, True, (3,), "r", "w", (Link(4, 5, True),), "d", False, ((3, -4),), ((5, 6),))
+        hello = m.Hello(1, 2, "f", 3, held, 5, held)
+        assert protobuf_codec.read(protobuf_codec.fill(pb.Hello(), hello), m.Hello) == hello
+    result = m.ReductionResult(1, 2, True, (3,), "r", "w", (m.Link(4, 5, True),), "d", False, ((3, -4),), ((5, 6),))
     reduced = Reduced(result, (("patch_s", 0.5),))
     assert protobuf_codec.read(protobuf_codec.fill(pb.Reduced(), reduced), Reduced) == reduced
 
@@ -134,20 +117,20 @@ def test_actions_survive_the_journal(some: tuple[object, ...]) -> None:
 
 
 @given(votes)
-def test_events_survive_the_journal(vote: Vote) -> None:
+def test_events_survive_the_journal(vote: m.Vote) -> None:
     for event in (
         vote,
-        Opened(SPEC, 1, 2),
-        Lost((Loss(1, 0, "silent", 1, "why"),), ((0, 3), (1, 2))),
-        Applied(1, 2, 3, 4),
-        Saved(1, 2, 3, "there"),
+        m.Opened(SPEC, 1, 2),
+        m.Lost((m.Loss(1, 0, "silent", 1, "why"),), ((0, 3), (1, 2))),
+        m.Applied(1, 2, 3, 4),
+        m.Saved(1, 2, 3, "there"),
     ):
         assert codec.decode_event(json.loads(json.dumps(codec.encode_event(event)))) == event
 
 
 def test_views_of_one_decision_share_what_is_equal() -> None:
     live = tuple((group, 0) for group in range(1000))
-    sent = [SendView(View(g, 0, 2, 1, live, (5, 1), 6, ((g,),), (g,))) for g in range(1000)]
+    sent = [m.SendView(View(g, 0, 2, 1, live, (5, 1), 6, ((g,),), (g,))) for g in range(1000)]
     text = json.dumps(codec.encode_actions(sent))
     assert len(text) < 150_000, "a thousand copies of the live set would be 8 MB"
     assert codec.decode_actions(json.loads(text)) == tuple(sent)

@@ -147,12 +147,7 @@ def _add_choices(made: argparse.ArgumentParser) -> None:
     )
     add("--data-gib", type=float, default=0.0, help="size of all training data, with --data staged (default: 0)")
     add("--stage-gib-per-s", type=float, default=1.0, help="GiB per second at which a group stages data (default: 1)")
-    add(
-        "--jitter",
-        type=float,
-        default=0.05,
-        help="relative standard deviation of a group's step time (default: 0.05)",
-    )
+    add("--jitter", type=float, default=0.05, help="relative standard deviation of a group's step time (default: 0.05)")
     add("--steps", type=int, default=10_000, help="number of steps of the job (default: 10000)")
     add("--redundancy", type=int, help="use this redundancy instead of choosing one")
     add("--topology", type=Path, metavar="FILE", help="file of failure domains, lines GROUP,DOMAIN")

@@ -108,12 +108,7 @@ def _add_times(made: argparse.ArgumentParser) -> None:
         help=f"seconds from a death to new communicators (default: {_D.cluster.rebuild_s:g}; for replication 0, as "
         "published)",
     )
-    add(
-        "--save-s",
-        type=float,
-        default=_D.cluster.save_s,
-        help=f"seconds of a save (default: {_D.cluster.save_s:g})",
-    )
+    add("--save-s", type=float, default=_D.cluster.save_s, help=f"seconds of a save (default: {_D.cluster.save_s:g})")
     add("--save-interval-s", type=float, help="seconds between saves (default: the published optimum)")
     add(
         "--restart-s",

@@ -23,11 +23,7 @@ def add_transfer_flags(made: argparse.ArgumentParser) -> None:
         f"at its place in {DONORS} living groups (default: it has them at once)",
     )
     add("--result-gib", type=float, help="GiB of a step's gradients of one GPU (default: a third of --state-gib)")
-    add(
-        "--transfer-gib-per-s",
-        type=float,
-        help="GiB per second that one GPU of a living group sends (default: 1)",
-    )
+    add("--transfer-gib-per-s", type=float, help="GiB per second that one GPU of a living group sends (default: 1)")
 
 
 def transfer_of(args: argparse.Namespace, rejoin_s: float | None) -> tuple[float, float]:

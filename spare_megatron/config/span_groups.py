@@ -6,7 +6,7 @@ from spare_megatron.config.errors import ConfigError
 
 DEFAULT = frozenset({"job", "checkpoint", "evaluate", "first_iteration", "inference"})
 PER_STEP = DEFAULT | {
-    *("model_init", "load_checkpoint", "step", "forward_backward", "optimizer", "communication", "data_loading"),
+    *("model_init", "load_checkpoint", "step", "forward_backward", "optimizer", "communication", "data_loading")
 }
 ALL = PER_STEP | {"microbatch", "layer", "activation_offload", "trace_region"}
 PRESETS = {"default": DEFAULT, "per_step": PER_STEP, "all": ALL}

@@ -56,10 +56,7 @@ class Timeouts:
             )
 
 
-_FLAGS = {
-    "heartbeat_timeout_s": "--spare-heartbeat-timeout-s",
-    "progress_timeout_s": "--spare-progress-timeout-s",
-}
+_FLAGS = {"heartbeat_timeout_s": "--spare-heartbeat-timeout-s", "progress_timeout_s": "--spare-progress-timeout-s"}
 
 
 def _words(name: str) -> str:

@@ -121,9 +121,7 @@ def call_stream(channel: grpc.aio.Channel, service: str, security: Security, rep
     """Open the bidirectional stream ``Join`` of a service, which sends messages of type ``report`` and yields
     those of type ``order``."""
     method = channel.stream_stream(
-        f"/{service}/Join",
-        request_serializer=report.SerializeToString,
-        response_deserializer=order.FromString,
+        f"/{service}/Join", request_serializer=report.SerializeToString, response_deserializer=order.FromString
     )
     return method(metadata=security.metadata)
 

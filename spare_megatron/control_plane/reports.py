@@ -9,16 +9,7 @@ from typing import Any
 
 from spare_megatron.protocol.messages import ReductionResult
 
-PHASES = (
-    "start",
-    "forward",
-    "backward",
-    "reduce",
-    "vote",
-    "apply",
-    "evaluate",
-    "checkpoint",
-)
+PHASES = ("start", "forward", "backward", "reduce", "vote", "apply", "evaluate", "checkpoint")
 """The phases of a training thread. Within a step it goes through them in this order, except that each further piece and
 each patch bring it back to ``forward``."""
 PHASE_ORDER = {phase: index for index, phase in enumerate(PHASES)}

@@ -133,23 +133,14 @@ _TIME_ONLY: tuple[tuple[str, tuple[str, ...]], ...] = (
         "step",
         ("reuse-grad-buf-for-mxfp8-param-ag",),
     ),
-    (
-        "the routers' figures are logged as the sum or mean over layers, not layer by layer",
-        ("moe-per-layer-logging",),
-    ),
-    (
-        "communicators' streams have the usual priority",
-        ("high-priority-stream-groups",),
-    ),
+    ("the routers' figures are logged as the sum or mean over layers, not layer by layer", ("moe-per-layer-logging",)),
+    ("communicators' streams have the usual priority", ("high-priority-stream-groups",)),
     (
         "a gradient that is finite is not judged by its size, of which Megatron would only warn; faults are found by "
         "the votes' digests and the sums' checksums",
         ("check-for-large-grads",),
     ),
-    (
-        "energy meters are not read: the log has no such figure",
-        ("log-energy",),
-    ),
+    ("energy meters are not read: the log has no such figure", ("log-energy",)),
     (
         _ALLTOALL,
         (

@@ -77,10 +77,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "weights are built on their device and are not sharded over groups",
         "use --use-distributed-optimizer or --recompute-activations to save memory",
-        (
-            "keep-fp8-transpose-cache",
-            "enable-full-sharding-in-hsdp",
-        ),
+        ("keep-fp8-transpose-cache", "enable-full-sharding-in-hsdp"),
     ),
     (
         "quantization recipes beyond megatron-core's own fp8 are not supported",
@@ -202,10 +199,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "relative position embeddings are those of encoders",
         "use --position-embedding-type rope",
-        (
-            "relative-attention-num-buckets",
-            "relative-attention-max-distance",
-        ),
+        ("relative-attention-num-buckets", "relative-attention-max-distance"),
     ),
     (
         "what a router adds would depend on which microbatches this group computed before",
@@ -252,11 +246,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "tokens in 8 bits, and tokens that are dropped where a rank's buffer is full, are other results; the alltoall "
         "dispatcher, which takes the place of DeepEP, HybridEP and NCCL EP, has neither",
         "leave it out",
-        (
-            "moe-dispatch-fwd-dtype",
-            "moe-combine-bwd-dtype",
-            "moe-expert-rank-capacity-factor",
-        ),
+        ("moe-dispatch-fwd-dtype", "moe-combine-bwd-dtype", "moe-expert-rank-capacity-factor"),
     ),
     (
         "which weights are in which group of the optimizer is not written to a file",
@@ -277,10 +267,7 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "the training loop of this framework has its own order of steps and collections",
         "leave it out",
-        (
-            "train-sync-interval",
-            "disable-jit-fuser",
-        ),
+        ("train-sync-interval", "disable-jit-fuser"),
     ),
     (
         "the job leaves on SIGTERM, SIGUSR1, SIGINT and SIGHUP only",
@@ -312,21 +299,13 @@ FLAGS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "use --profile",
         ("pytorch-profiler-collect-callstack", "pytorch-profiler-collect-chakra", "record-shapes", "nvtx-ranges"),
     ),
-    (
-        "all weights are trained",
-        "leave it out",
-        ("freeze-all-layers",),
-    ),
+    ("all weights are trained", "leave it out", ("freeze-all-layers",)),
     ("Megatron-LM itself no longer takes it", "use --micro-batch-size", ("batch-size",)),
     ("Megatron-LM itself no longer takes it", "use --lr-warmup-fraction", ("warmup",)),
     ("Megatron-LM itself no longer takes it", "use --tensor-model-parallel-size", ("model-parallel-size",)),
     ("Megatron-LM itself no longer takes it", "use --recompute-granularity", ("checkpoint-activations",)),
     ("it is for Megatron's older models", "leave it out", ("use-legacy-models", "openai-gelu", "onnx-safe")),
-    (
-        "all groups must start from the same weights",
-        "leave it out",
-        ("data-parallel-random-init",),
-    ),
+    ("all groups must start from the same weights", "leave it out", ("data-parallel-random-init",)),
     ("training cannot be skipped", "use --train-iters", ("skip-train",)),
     (
         "each evaluation takes --eval-iters batches of one validation set, from the first --eval-interval on",

@@ -352,11 +352,7 @@ class Finalizer:
 
 
 def finalize(
-    total: torch.Tensor,
-    destination: torch.Tensor,
-    divisor: float,
-    peaks: torch.Tensor,
-    first_index: int = 0,
+    total: torch.Tensor, destination: torch.Tensor, divisor: float, peaks: torch.Tensor, first_index: int = 0
 ) -> None:
     """What :class:`Finalizer` does, for ``total`` as one segment.
 

@@ -293,12 +293,7 @@ class LocalAttempt:
         elif status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
             self._first_failure = self._first_failure or self._ranks.log_of(start, position)
         self._restarter.note(start, position, status)
-        exited = pb.Exited(
-            group=start.group,
-            incarnation=start.incarnation,
-            position=position,
-            status=status,
-        )
+        exited = pb.Exited(group=start.group, incarnation=start.incarnation, position=position, status=status)
         self._client.beside(self._report(exited, start, time.monotonic()))
         self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 

@@ -142,11 +142,7 @@ class ParentLink:
 
 
 def connect(
-    path: Path,
-    modules: Sequence[str],
-    search_path: Sequence[str],
-    environ: Mapping[str, str],
-    patience_s: float = 60.0,
+    path: Path, modules: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str], patience_s: float = 60.0
 ) -> ParentLink:
     """A connection to the parent that listens at ``path``. Raises OSError where there is none or it does not answer
     within ``patience_s``, ForkRefusedError where it forks nothing for this process."""

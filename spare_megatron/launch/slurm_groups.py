@@ -375,11 +375,7 @@ class SlurmGroups:
         hosts = ranks.run_dir.logs / f"group-{group}" / f"hosts.incarnation-{start.incarnation}"
         hosts.parent.mkdir(parents=True, exist_ok=True)
         hosts.write_text("".join(f"{self._names[node]}\n" for _, (node, _) in own))
-        environ = {
-            **environ,
-            "SPARE_LOCAL_RANK_FROM": str(own[0][1][1]),
-            "SLURM_HOSTFILE": str(hosts),
-        }
+        environ = {**environ, "SPARE_LOCAL_RANK_FROM": str(own[0][1][1]), "SLURM_HOSTFILE": str(hosts)}
         log = str(ranks.run_dir.log_of(group, 0, start.incarnation)).replace("rank-0.", "rank-%t.")
         if len(own) < size:
             environ[POSITIONS] = ",".join(str(position) for position, _ in own)

@@ -13,11 +13,7 @@ import torch
 
 from spare_megatron.megatron_adapter.shims import cuda_available
 
-CUDA_ENVIRONMENT = {
-    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
-    "NCCL_ALGO": "Ring",
-}
+CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring"}
 """Each library's own switch (Megatron's --deterministic-mode wants the same); values that the user has set are kept."""
 
 

@@ -134,13 +134,7 @@ class MetricsBook:
     # ---------------------------------------------------------------------------------------------- what is decided
 
     def observe(
-        self,
-        time_s: float,
-        before: State,
-        event: Event,
-        decision: Decision,
-        after: State,
-        detect_s: float = 0.0,
+        self, time_s: float, before: State, event: Event, decision: Decision, after: State, detect_s: float = 0.0
     ) -> None:
         """Take one transition of the protocol machine.
 

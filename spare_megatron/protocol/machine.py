@@ -198,9 +198,7 @@ def _tuned(state: State, event: m.Tuned) -> Transition:
     if state.phase != "running":
         return ignore(state, f"{event.reason}; no step is in flight")
     tuned = replace(
-        state,
-        save_interval=event.save_interval or state.save_interval,
-        save_now=state.save_now or event.save_now,
+        state, save_interval=event.save_interval or state.save_interval, save_now=state.save_now or event.save_now
     )
     return decide(tuned, [], event.reason)
 

@@ -153,9 +153,7 @@ def send_back(state: State, groups: Collection[int], faulty: Collection[int], wh
     come one step nearer to being fenced."""
     back = {group: offers.voided(state.learners[group], group in faulty) for group in groups}
     after = replace(
-        state,
-        live={g: i for g, i in state.live.items() if g not in back},
-        learners={**state.learners, **back},
+        state, live={g: i for g, i in state.live.items() if g not in back}, learners={**state.learners, **back}
     )
     after, fences = offers.struck_off(after, back)
     return _shrink(after, state, set(back), (), fences=fences, why=why)
@@ -367,15 +365,7 @@ def change_members(
     if not words:
         words.append("hosts of state shards change" if rehosts else "later steps are shared out by speed")
     plan = state.plan.grown(members, {})
-    grown = replace(
-        state,
-        epoch=state.epoch + 1,
-        votes={},
-        live=live,
-        plan=plan,
-        retries=Retries(),
-        standing=drawn,
-    )
+    grown = replace(state, epoch=state.epoch + 1, votes={}, live=live, plan=plan, retries=Retries(), standing=drawn)
     grown = state_shards.renewed(state_shards.remaining(grown))
     after = drawn.assignment.reason
     reason = (

@@ -90,13 +90,7 @@ def _decode_plan(plain: Any, standing: Standing | None, table: list[Assignment])
     if number is None and not members and not added:
         return NO_PLAN
     assignment = None if number is None else table[number]
-    return Plan(
-        assignment,
-        tuple(members),
-        _of_pairs(added),
-        frozenset(patched),
-        _decode_sets(left),
-    )
+    return Plan(assignment, tuple(members), _of_pairs(added), frozenset(patched), _decode_sets(left))
 
 
 def _number(assignment: Assignment, table: list[Assignment]) -> int:

@@ -163,14 +163,7 @@ _SUMMARY = {
     "failures_masked": whole,
     "lives": whole,
 }
-_ADDRESS = {
-    "address": text,
-    "fencing": whole,
-    "life": whole,
-    "highest_incarnation": whole,
-    "pid": whole,
-    "host": text,
-}
+_ADDRESS = {"address": text, "fencing": whole, "life": whole, "highest_incarnation": whole, "pid": whole, "host": text}
 _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "status.json": _STATUS,
     "summary.json": ({}, _SUMMARY),

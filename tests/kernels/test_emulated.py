@@ -25,9 +25,7 @@ from tests.kernels import emulation
 from tests.kernels.emulation import Emulated, FaultError, Mutant
 from tests.kernels.test_against_reference import FLOATS, block_exponents, gradients, only_in_the_sum, same
 
-pytestmark = [
-    pytest.mark.skipif(not emulation.available(), reason=f"there is no {emulation.COMPILER}"),
-]
+pytestmark = [pytest.mark.skipif(not emulation.available(), reason=f"there is no {emulation.COMPILER}")]
 
 SEED = 471_001
 COUNTS = (1, 2, 3, 4, 5, 255, 1023, 1024, 1025, 2047, 3077, 5000)
@@ -87,12 +85,7 @@ MUTANTS = (
     ),
     Mutant("a byte behind the last one", "struct Digest {", "byte < count", "byte <= count"),
     Mutant("a word behind the last one", "struct Digest {", "at + k >= words()", "at + k > words()"),
-    Mutant(
-        "a sign counts",
-        "struct Largest {",
-        "float_to_bits(four[k]) & Fp32::magnitude",
-        "float_to_bits(four[k])",
-    ),
+    Mutant("a sign counts", "struct Largest {", "float_to_bits(four[k]) & Fp32::magnitude", "float_to_bits(four[k])"),
     Mutant(
         "a square in fp32",
         "struct Squares {",

@@ -70,11 +70,7 @@ def test_any_order_and_partition_of_pieces(
 
 
 @settings(max_examples=200)
-@given(
-    value=st.floats(width=32),
-    exponent=st.integers(-60, 250),
-    bound=st.integers(1, 62),
-)
+@given(value=st.floats(width=32), exponent=st.integers(-60, 250), bound=st.integers(1, 62))
 def test_one_value_is_rounded_as_a_fraction_is(value: float, exponent: int, bound: int) -> None:
     accumulator, report = torch.zeros(1, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     kernels.accumulate(torch.tensor([value]), accumulator, exponent, 0, bound, report)

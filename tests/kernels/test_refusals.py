@@ -65,12 +65,7 @@ def convert(**changed: object) -> None:
 
 
 def finalize(**changed: object) -> None:
-    arguments = {
-        "total": torch.zeros(N),
-        "destination": torch.zeros(N),
-        "divisor": 2.0,
-        "peaks": ints(1, torch.int32),
-    }
+    arguments = {"total": torch.zeros(N), "destination": torch.zeros(N), "divisor": 2.0, "peaks": ints(1, torch.int32)}
     kernels.finalize(**{**arguments, **changed})
 
 

@@ -72,12 +72,7 @@ def engine_of(case: dict[str, Any], position: int, store: dist.Store) -> Any:
     """Join the group's world and build its engine."""
     settings, shape = settings_of(case), shape_of(case)
     world = group_world.init_group_world(
-        shape,
-        position,
-        store,
-        virtual_pipeline=settings.virtual_pipeline,
-        expert=settings.expert,
-        timeout_s=60.0,
+        shape, position, store, virtual_pipeline=settings.virtual_pipeline, expert=settings.expert, timeout_s=60.0
     )
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica

@@ -76,12 +76,7 @@ def test_steps_of_a_job_given_in_samples(plan: BatchPlan) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seq_length"),
-    [
-        ("0:4 128:16 1K:8", 16),
-        ("0:384 200B:768 400B:1152", 4096),
-        ("1.5K:8,0:4", 10),
-        ("0:12 7:4 40:20 41:8", 1),
-    ],
+    [("0:4 128:16 1K:8", 16), ("0:384 200B:768 400B:1152", 4096), ("1.5K:8,0:4", 10), ("0:12 7:4 40:20 41:8", 1)],
 )
 def test_sizes_of_a_schedule_are_those_of_megatron(text: str, seq_length: int) -> None:
     other = calculator_class("StepBatchsizeNumMicroBatchesCalculator")(1, 1, False, 1, text, seq_length)

@@ -80,10 +80,7 @@ def test_the_bits_do_not_depend_on_failures_groups_or_the_schedule(tmp_path: Pat
 
 @pytest.mark.timeout(600)
 def test_flipped_bits_are_found_named_and_leave_no_trace(tmp_path: Path, dense: str) -> None:
-    inject = (
-        "bitflip:group=1,position=1,step=2,at=reduce",
-        "bitflip:group=2,position=0,step=3,at=accumulate",
-    )
+    inject = ("bitflip:group=1,position=1,step=2,at=reduce", "bitflip:group=2,position=0,step=3,at=accumulate")
     job, found = train(tmp_path / "sums", 3, DENSE, *inject)
     assert found == dense
     assert "group 1 failed step 2 in epoch 1: rank 1: the reduced result of" in reported(job)

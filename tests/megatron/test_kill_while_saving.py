@@ -17,13 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.checkpoint.folder import (
-    PARTIAL,
-    iteration_name,
-    iterations,
-    last_good,
-    step_of,
-)
+from spare_megatron.checkpoint.folder import PARTIAL, iteration_name, iterations, last_good, step_of
 from spare_megatron.cli import checkpoint as command
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch

@@ -53,11 +53,7 @@ FULL: dict[str, dict[str, Any]] = {
     "PP2, D2": {"pipeline": 2, "inner_data": 2},
     "2 groups of PP2, virtual stages": {"groups": 2, "pipeline": 2, "virtual": 2},
     "3 groups": {"groups": 3},
-    "3 groups of PP2 3|1": {
-        "groups": 3,
-        "pipeline": 2,
-        "transformer": {"num_layers_in_last_pipeline_stage": 1},
-    },
+    "3 groups of PP2 3|1": {"groups": 3, "pipeline": 2, "transformer": {"num_layers_in_last_pipeline_stage": 1}},
 }
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {},

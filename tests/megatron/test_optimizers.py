@@ -69,10 +69,7 @@ KEPT: dict[str, tuple[dict[str, Any], Any]] = {
         needs_emerging,
     ),
     "SOAP, MoE, EP2": (one_group(MOE, inner_data=2, expert=2, reduce="exact", optimizer=SOAP), needs_emerging),
-    "muP, PP2": (
-        one_group(WIDTHS, pipeline=2, tied=False, reduce="exact", optimizer={"adam_eps": 1e-3}),
-        needs_widths,
-    ),
+    "muP, PP2": (one_group(WIDTHS, pipeline=2, tied=False, reduce="exact", optimizer={"adam_eps": 1e-3}), needs_widths),
     "AdEMAMix, D2": (one_group({}, inner_data=2, reduce="exact", optimizer=MIXED, ademamix=SLOW), ()),
     "AdEMAMix, D2, bf16": (one_group({"bf16": True}, inner_data=2, optimizer=MIXED, ademamix=SLOW), ()),
 }

@@ -106,9 +106,7 @@ if release() >= CORE:  # else hybrid models are not taken
             transformer={**EXPERTS, "num_layers": 4, "mtp_num_layers": 2},
         ),
     }
-EIGHT_RANKS = {
-    "TP2 x PP2": case(tensor=2, pipeline=2),
-}
+EIGHT_RANKS = {"TP2 x PP2": case(tensor=2, pipeline=2)}
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 

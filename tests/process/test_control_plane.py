@@ -317,13 +317,7 @@ def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob])
 def test_a_port_in_use_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one, other = job(), job()
     address = one.start_coordinator().address
-    command = [
-        "spare_megatron.cli.coordinator",
-        "--run-dir",
-        str(other.run_dir.path),
-        "--listen",
-        address,
-    ]
+    command = ["spare_megatron.cli.coordinator", "--run-dir", str(other.run_dir.path), "--listen", address]
     assert other.popen("second", command).wait(30) == ExitCode.BAD_INPUT
     text = other.output("second")
     assert f"cannot listen on {address}: Address already in use; use port 0" in text

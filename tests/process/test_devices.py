@@ -81,10 +81,7 @@ def test_a_group_needs_a_gpu_for_each_rank_inside_too(
 def test_a_rank_without_a_device_of_its_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     nccl_as_torch.install(monkeypatch)
     on_a_host_with(monkeypatch, replace(GOOD, count=2))
-    with (
-        pytest.raises(ConfigError, match="local rank 3 would share GPU 1"),
-        devices.around_the_world(job("nccl")),
-    ):
+    with pytest.raises(ConfigError, match="local rank 3 would share GPU 1"), devices.around_the_world(job("nccl")):
         raise AssertionError("the world must not be made")
 
 

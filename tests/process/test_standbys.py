@@ -18,15 +18,7 @@ from spare_megatron.monitor.waiting_counts import waiting_text
 from spare_megatron.protocol.messages import Vote
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
-from tests.process.returning import (
-    check_same,
-    check_simulated,
-    check_voted,
-    is_member,
-    leave_whole,
-    records,
-    views,
-)
+from tests.process.returning import check_same, check_simulated, check_voted, is_member, leave_whole, records, views
 from tests.process.three_groups import GROUPS, PIECES, SIZE, STEPS
 
 pytestmark = [pytest.mark.timeout(300)]

@@ -68,8 +68,7 @@ def test_hangs_are_found_by_the_counter_that_stands_still(tmp_path: Path) -> Non
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("group", "at"),
-    [(1, "forward"), (1, "backward"), (1, "reduce"), (1, "vote"), (1, "apply"), (0, "checkpoint")],
+    ("group", "at"), [(1, "forward"), (1, "backward"), (1, "reduce"), (1, "vote"), (1, "apply"), (0, "checkpoint")]
 )
 def test_a_hang_at_each_point_of_a_step_is_found(tmp_path: Path, group: int, at: str) -> None:
     """Within the progress time-out; the others train on, and end as they would have."""

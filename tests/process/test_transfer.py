@@ -14,13 +14,7 @@ import pytest
 import torch
 
 from spare_megatron.collectives import handshake
-from spare_megatron.collectives.handshake import (
-    CALL_BYTES,
-    CHALLENGE_BYTES,
-    PROOF_BYTES,
-    STRANGERS_MAX,
-    Member,
-)
+from spare_megatron.collectives.handshake import CALL_BYTES, CHALLENGE_BYTES, PROOF_BYTES, STRANGERS_MAX, Member
 from spare_megatron.config.host_port import split_address
 from spare_megatron.transfer import serving
 from spare_megatron.transfer.request_frames import ANSWER_BYTES, REQUEST_BYTES

@@ -73,9 +73,7 @@ def exact_cost() -> Iterator[Claim]:
             for key in ("ratio", "cpu_ratio")
         ]
         yield Claim(
-            page,
-            f"| {mode}, {tokens} ({{}} rounds) | {{}} | {{}} | {{}} | {{}} |",
-            (source.config("rounds"), *figures),
+            page, f"| {mode}, {tokens} ({{}} rounds) | {{}} | {{}} | {{}} | {{}} |", (source.config("rounds"), *figures)
         )
     spread = [
         abs(row[quarter] - row["ratio"])

@@ -91,10 +91,7 @@ def measurements() -> Iterator[Claim]:
     yield Claim(
         MEASURED,
         "torchft's steps have {} of the samples. Without kills they were {}, {} and {}:",
-        (
-            kept.of(samples, "samples of a step"),
-            *(kept("calm_steps_per_s", system=system) for system in systems),
-        ),
+        (kept.of(samples, "samples of a step"), *(kept("calm_steps_per_s", system=system) for system in systems)),
     )
     step = Results("step_overhead_avx2.json")
     two, four = ({"case": case, "against": "plain"} for case in (TWO_GROUPS, FOUR_GROUPS))

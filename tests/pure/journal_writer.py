@@ -14,15 +14,7 @@ import pytest
 
 from spare_megatron.coordinator import journal as journal_module
 from spare_megatron.coordinator.job_tuning import JobTuning
-from spare_megatron.coordinator.journal import (
-    Journal,
-    Record,
-    is_final,
-    read,
-    replay,
-    resume,
-    verify,
-)
+from spare_megatron.coordinator.journal import Journal, Record, is_final, read, replay, resume, verify
 from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import State, initial_state, step

@@ -85,10 +85,7 @@ def test_theory_with_adoption_against_the_simulator(redundancy: int, standbys: i
     found = candidate(figures, redundancy).outcome
     assert found is not None
     cluster = Cluster(
-        *(40, 1500.0, 0.78, "group", 40.0, 2.0, 0.1, 20.0, 600.0, 300.0),
-        transfer_s=60.0,
-        result_s=5.0,
-        jitter=0.0,
+        *(40, 1500.0, 0.78, "group", 40.0, 2.0, 0.1, 20.0, 600.0, 300.0), transfer_s=60.0, result_s=5.0, jitter=0.0
     )
     policy = Policy(
         "microbatch",

@@ -161,12 +161,7 @@ def test_the_least_end_is_an_end_and_the_least(slowness: list[int], units: int, 
 
 
 @settings(max_examples=150, print_blob=True, deadline=None)
-@given(
-    num_groups=st.integers(2, 5),
-    per_shard=st.integers(1, 3),
-    slow=SLOWNESS,
-    data=st.data(),
-)
+@given(num_groups=st.integers(2, 5), per_shard=st.integers(1, 3), slow=SLOWNESS, data=st.data())
 def test_a_patch_ends_as_early_as_possible(
     num_groups: int, per_shard: int, slow: dict[int, int], data: st.DataObject
 ) -> None:

@@ -101,20 +101,10 @@ def overwrite(prefix: Path, at: int, value: int, size: int) -> None:
     ("at", "value", "size", "sentence"),
     [
         (LENGTHS_AT + 4, -2, 4, "data.idx: sequence 1 has -2 tokens; copy the file again"),
-        (
-            OFFSETS_AT + 16,
-            10 - 2**32,
-            8,
-            "sequence 2 begins at byte -4294967286 of .* take 10 bytes: .*merge_",
-        ),
+        (OFFSETS_AT + 16, 10 - 2**32, 8, "sequence 2 begins at byte -4294967286 of .* take 10 bytes: .*merge_"),
         (OFFSETS_AT, 2, 8, "sequence 0 begins at byte 2 of .* take 0 bytes"),
         (ENDS_AT, 1, 8, "the ends of documents begin with 1, but must begin with 0"),
-        (
-            ENDS_AT + 8,
-            3,
-            8,
-            "document 2 ends before sequence 2, and the one before it before sequence 3, but",
-        ),
+        (ENDS_AT + 8, 3, 8, "document 2 ends before sequence 2, and the one before it before sequence 3, but"),
         (ENDS_AT + 24, 2, 8, "the last document ends before sequence 2, but there are 3: an end is missing"),
         (26, 3, 8, "the last document ends before sequence 2, but there are 3: an end is missing"),
         (26, 0, 8, "the ends of documents are missing, but must begin with 0"),

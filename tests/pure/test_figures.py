@@ -64,11 +64,7 @@ def test_a_value_is_shown_as_precisely_as_the_page_does(value: float | str, like
 MACHINES = {
     "page.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(two cores of an Intel Xeon without GPU,"),
     "watched_job.json": ("Intel(R) Xeon(R) Processor", "docs/operating.md", "(on an Intel Xeon, `benchmarks/"),
-    "step_overhead_avx2.json": (
-        "Intel(R) Xeon(R) Processor",
-        "docs/measurements.md",
-        "Xeon that used AVX2 only;",
-    ),
+    "step_overhead_avx2.json": ("Intel(R) Xeon(R) Processor", "docs/measurements.md", "Xeon that used AVX2 only;"),
     "step_lines.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "step_lines.json`, the Intel Xeon:"),
     "checksum_cost.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost.json`, the Intel Xeon,"),
     "checksum_cost32.json": ("Intel(R) Xeon(R) Processor", "docs/exact_reduction.md", "cost32.json`, there too)"),

@@ -72,10 +72,7 @@ BAD = [
         "--decoder-last-pipeline-num-layers 1",
         "--num-layers 4 leave 3 layers for 0 other stages of --pipeline-model-parallel-size 1",
     ),
-    (
-        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2",
-        "leave 2 layers for 3 other stages",
-    ),
+    ("--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2", "leave 2 layers for 3 other stages"),
     ("--moe-router-enable-expert-bias", "does not go with --moe-router-score-function softmax; use sigmoid"),
     ("--moe-router-load-balancing-type aux_loss none", "give one coefficient for each loss"),
     (
@@ -356,9 +353,7 @@ def test_a_check_lists_what_is_missing_and_refuses_nothing_for_it(capsys: pytest
     assert "hidden_size = 64" in text
 
 
-def test_a_check_lists_data_that_an_empty_variable_of_a_script_was_to_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_check_lists_data_that_an_empty_variable_of_a_script_was_to_name(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         job_of("--spare-check --data-path --train-iters 3", drop=("--mock-data",))
     assert left.value.code == 0

@@ -114,14 +114,7 @@ def test_the_guilty_group_is_found_within_two_timeouts(
     st.floats(0.0, SLOW_S / 2),
 )
 def test_a_starved_member_is_never_found_guilty(
-    kind: str,
-    size: int,
-    guilty: int,
-    begins_s: float,
-    seed: int,
-    starved: int,
-    start_s: float,
-    length_s: float,
+    kind: str, size: int, guilty: int, begins_s: float, seed: int, starved: int, start_s: float, length_s: float
 ) -> None:
     one = Starved(starved % size, start_s, start_s + length_s * TIMEOUT_S)
     _two_epochs(kind, size, guilty % size, begins_s, seed, (one,))

@@ -21,10 +21,7 @@ def test_exported_names_are_there(module: str) -> None:
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        (
-            "from spare_megatron.training import get_tensorboard_writer",
-            "return your own in the report of the loss",
-        ),
+        ("from spare_megatron.training import get_tensorboard_writer", "return your own in the report of the loss"),
         ("from spare_megatron import initialize_megatron", "pretrain() does it"),
         ("from spare_megatron.training.global_vars import get_wandb_writer", "which Megatron-LM has"),
         ("from spare_megatron.training.checkpointing import load_checkpoint", "use --save, --load"),

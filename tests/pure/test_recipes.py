@@ -10,10 +10,7 @@ from benchmarks.recipes import FOLDER, of_mainline
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags import parser
 
-IN_THE_WAY = {
-    "--lr-decay-iters: expected one argument": ("paimoon",),
-    "--enable-gpt-oss": ("gptoss",),
-}
+IN_THE_WAY = {"--lr-decay-iters: expected one argument": ("paimoon",), "--enable-gpt-oss": ("gptoss",)}
 """What is refused -> the recipes that ask for it."""
 
 

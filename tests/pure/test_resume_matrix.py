@@ -132,12 +132,7 @@ def test_all_pairs_of_the_matrix() -> None:
 
 @seed(SEED)
 @settings(max_examples=30)
-@given(
-    groups=st.sampled_from(GROUPS),
-    sharding=st.booleans(),
-    total=st.integers(32, 200),
-    stop=st.integers(0, 12),
-)
+@given(groups=st.sampled_from(GROUPS), sharding=st.booleans(), total=st.integers(32, 200), stop=st.integers(0, 12))
 def test_an_epoch_of_a_shuffled_order_has_each_sample_once_over_a_restart(
     groups: int, sharding: bool, total: int, stop: int
 ) -> None:

@@ -41,13 +41,7 @@ PLAIN = {
     "spare_max_group_restarts": 3,
     "spare_state_redundancy": None,
 }
-LLAMA = {
-    "hidden_size": 4096,
-    "num_layers": 32,
-    "num_attention_heads": 32,
-    "kv_channels": 128,
-    "ffn_hidden_size": 11008,
-}
+LLAMA = {"hidden_size": 4096, "num_layers": 32, "num_attention_heads": 32, "kv_channels": 128, "ffn_hidden_size": 11008}
 GPT = {
     "hidden_size": 12288,
     "num_layers": 96,

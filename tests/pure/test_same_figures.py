@@ -38,12 +38,7 @@ RETURNING = Cluster(64, reduce_s=2.0, rejoin_s=2000.0)
             "0x1.9865283447018p+13",
             "85b0ca746aed131e",
         ),
-        (
-            RETURNING,
-            Policy("microbatch", 2, 8, steps=150, adopt_s=50.0),
-            "0x1.0f9d21e804cb3p+14",
-            "b7e125a40db7c5e1",
-        ),
+        (RETURNING, Policy("microbatch", 2, 8, steps=150, adopt_s=50.0), "0x1.0f9d21e804cb3p+14", "b7e125a40db7c5e1"),
     ],
     ids=["r3", "r7", "shared", "published", "standbys", "adoption"],
 )

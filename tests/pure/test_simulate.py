@@ -40,10 +40,7 @@ from spare_megatron.simulator.replay import losses
             ["--num-groups", "5", "--policy", "spare", "--inject", "sigkill:group=1,step=2,at=vote"],
             "--inject is only for",
         ),
-        (
-            ["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"],
-            "line 4 is of node '7', but the groups are 0",
-        ),
+        (["--num-groups", "5", "--redundancy", "2", "--trace", "NODES"], "line 4 is of node '7', but the groups are 0"),
         (
             ["--num-groups", "5", "--redundancy", "2", "--trace", "SQUARE"],
             "line 1 is of node '²', but the groups are 0",

@@ -21,16 +21,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
 from spare_megatron.coordinator import journal as journal_module
 from spare_megatron.coordinator.appended_file import AppendedFile
-from spare_megatron.coordinator.journal import (
-    JournalError,
-    Record,
-    Replayed,
-    is_final,
-    read,
-    replay,
-    resume,
-    verify,
-)
+from spare_megatron.coordinator.journal import JournalError, Record, Replayed, is_final, read, replay, resume, verify
 from spare_megatron.coordinator.journal_parts import (
     BEGIN,
     FORMAT,

@@ -108,17 +108,11 @@ def status(speed: dict[int, float], moved: dict[str, dict[str, int]] | None = No
         (status({0: 1.0, 1: 0.9, 2: 1.2}), []),
         (
             status({0: 1.0, 1: 1.0, 2: 0.5, 3: 1.0}, {"2": {"0": 2, "1": 2, "3": 1}}),
-            [
-                "group 2 is at 0.50 of the median speed (rank 1, backward); it gave 5 pieces of step 41 to "
-                "groups 0-1, 3",
-            ],
+            ["group 2 is at 0.50 of the median speed (rank 1, backward); it gave 5 pieces of step 41 to groups 0-1, 3"],
         ),
         (
             status({0: 1.0, 1: 0.5, 2: 1.0}, {"2": {"0": 1}}),
-            [
-                "group 1 is at 0.50 of the median speed (rank 1, backward)",
-                "group 2 gave 1 piece of step 41 to group 0",
-            ],
+            ["group 1 is at 0.50 of the median speed (rank 1, backward)", "group 2 gave 1 piece of step 41 to group 0"],
         ),
         (
             status({0: 1.0, 1: 1.0, 2: 1.0}, {"1": {"0": 2}, "2": {"0": 3}}),

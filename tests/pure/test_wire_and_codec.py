@@ -62,13 +62,7 @@ results = st.builds(
     parts=parts,
     state=checksums,
 )
-votes = st.builds(
-    m.Vote,
-    group=small,
-    incarnation=small,
-    result=results,
-    failing_s=st.floats(0, 1e6),
-)
+votes = st.builds(m.Vote, group=small, incarnation=small, result=results, failing_s=st.floats(0, 1e6))
 actions = st.one_of(
     st.builds(m.SendView, views, st.sampled_from([0.0, 0.2])),
     st.builds(m.SendCommit, numbers, small, small, st.booleans(), st.lists(st.tuples(small, numbers)).map(tuple)),

@@ -35,12 +35,7 @@ from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from torch.distributed.checkpoint.filesystem import (
-    CURRENT_DCP_VERSION,
-    SerializationFormat,
-    _StorageInfo,
-    _write_item,
-)
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, SerializationFormat, _StorageInfo, _write_item
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 

@@ -27,11 +27,7 @@ FILES = {
 }
 """Tokenizers that read one file, and the flag that names it. HuggingFace's may also be a name on its hub."""
 
-PACKAGES = {
-    "TikTokenizer": "tiktoken",
-    "HuggingFaceTokenizer": "transformers",
-    "GPT2BPETokenizer": "transformers",
-}
+PACKAGES = {"TikTokenizer": "tiktoken", "HuggingFaceTokenizer": "transformers", "GPT2BPETokenizer": "transformers"}
 """Packages that megatron-core's tokenizers need and that do not come with this framework."""
 
 GPT2_CONFIG = {

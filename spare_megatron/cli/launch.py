@@ -146,18 +146,10 @@ def launch_of(args: argparse.Namespace) -> Launch:
         group_size=size,
         run_dir=RunDirectory(Path(run_dir).absolute()),
         command=command,
+        flags=given,
         injections=tuple(args.inject),
-        checkpoint_dirs=given.checkpoint_dirs,
-        max_group_restarts=given.max_group_restarts,
-        group_restart_pause_s=given.group_restart_pause_s,
-        standby_groups=given.standby_groups,
-        preload=given.preload,
-        pipeline=given.pipeline,
         listen=args.listen,
         tls_dir=args.tls_dir,
-        save_dir=given.save_dir,
-        health_check=given.health_check,
-        on_event=given.on_event,
     )
 
 
@@ -172,7 +164,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launch = launch_of(args)
         if not launch.tls_dir and not is_loopback(launch.listen):
             make_tls(launch.run_dir.path)
-        ranks = (launch.num_groups + launch.standby_groups) * launch.group_size
+        ranks = (launch.num_groups + launch.flags.standby_groups) * launch.group_size
         check_descriptors(OF_A_RANK * ranks, f"spare-launch with {ranks} ranks")
         display = Display(launch.run_dir)
         try:

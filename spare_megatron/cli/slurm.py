@@ -135,20 +135,15 @@ def launch_of(args: argparse.Namespace, words: Sequence[str]) -> SlurmLaunch:
         run_dir=RunDirectory(Path(run_dir).absolute()),
         command=script_command(args.script, args.module, args.flags),
         group_size=size,
-        pipeline=given.pipeline,
+        flags=given,
         candidates=args.candidates,
         lease_s=args.lease_s,
         coordinator=(sys.executable, "-m", "spare_megatron.cli.slurm"),
         words=tuple(words),
-        checkpoint_dirs=given.checkpoint_dirs,
-        max_group_restarts=given.max_group_restarts,
-        group_restart_pause_s=given.group_restart_pause_s,
-        health_check=given.health_check,
         srun_options=tuple(shlex.split(args.srun)),
         requeue=not args.no_requeue,
         listen=args.listen,
         tls_dir=args.tls_dir,
-        on_event=given.on_event,
     )
 
 
@@ -225,7 +220,7 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
         run_dir=launch.run_dir,
         job_attempt=args.life,
         tls_dir=args.tls_dir,
-        on_event=launch.on_event,
+        on_event=launch.flags.on_event,
     )
     code = run_coordinator(options, index, args.lease_s)
     end_without_batch_script(launch, index, ExitCode(code), announce)

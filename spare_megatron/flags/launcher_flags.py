@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.spare import SpareConfig
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
 from spare_megatron.flags.parser import Parser, add_flag
 from spare_megatron.flags.supported import all_specs
@@ -46,20 +47,20 @@ OTHERS = (
 class LauncherFlags:
     """What the flags of a rank say to its launcher."""
 
-    group_size: int
+    group_size: int = 1
     """M, ranks of a group."""
-    run_dir: str | None
-    checkpoint_dirs: tuple[str, ...]
-    """Where a checkpoint to start again from may be, best first."""
-    max_group_restarts: int
-    """How often one lost group is started again within an hour."""
-    on_event: str
-    """The operator's command for each event of the job; empty: none."""
-    health_check: str
+    run_dir: str | None = None
+    checkpoint_dirs: tuple[str, ...] = ()
+    """Where a checkpoint to start again from may be, in the order in which they are searched."""
+    max_group_restarts: int = 0
+    """How often one lost group is started again within an hour; 0: it stays lost."""
+    on_event: str = ""
+    """The operator's command, which the coordinator runs for each event of the job; empty: none."""
+    health_check: str = ""
     """The user's command before a lost group is started again; empty: none."""
-    save_dir: str
+    save_dir: str = ""
     """Where checkpoints are written; empty: nowhere."""
-    group_restart_pause_s: float
+    group_restart_pause_s: float = SpareConfig.group_restart_pause_s
     """How long the second restart of a group within an hour waits."""
     standby_groups: int = 0
     """Groups that wait for the places of lost ones."""

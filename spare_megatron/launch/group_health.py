@@ -69,9 +69,9 @@ class GroupHealth:
             known = found.status == 1 and kind in ("memory", "disk", "shm", "device")
             how = rest if known else f"the check of this host failed: {found.words(PROBE_LIMIT_S)}"
             return HealthFault(kind if known else "probe", f"{host}: {how}")
-        if not self._launch.health_check:
+        if not self._launch.flags.health_check:
             return None
-        found = self._run(("/bin/sh", "-c", self._launch.health_check), COMMAND_LIMIT_S, place, over)
+        found = self._run(("/bin/sh", "-c", self._launch.flags.health_check), COMMAND_LIMIT_S, place, over)
         return None if found.status == 0 else HealthFault("command", f"{host}: {FLAG}: {found.words(COMMAND_LIMIT_S)}")
 
     def _run(
@@ -86,7 +86,7 @@ class GroupHealth:
         others = [sum(map(own_memory_bytes, pids)) for pids in self._pids().values()]
         return HealthNeeds(
             memory_bytes=max([launch.group_size * MEMORY_FLOOR_BYTES, *others]),
-            directories=(str(launch.run_dir.path), *((launch.save_dir,) if launch.save_dir else ())),
+            directories=(str(launch.run_dir.path), *((launch.flags.save_dir,) if launch.flags.save_dir else ())),
             devices=tuple(devices) if self._uses_cuda() else (),
         )
 

@@ -88,7 +88,7 @@ class LocalAttempt:
         starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
         ranks = self._ranks = RankProcesses(starter)
         health = GroupHealth(launch, processes.guard, ranks.pids)
-        book = self._book = StandbyBook(launch.num_groups, launch.standby_groups)
+        book = self._book = StandbyBook(launch.num_groups, launch.flags.standby_groups)
         refills = Refills(memory.refills, self._dir.status, ranks.is_left, announce, self._is_over)
         waited_for = StandbyJob(
             adopt=ranks.adopt,
@@ -99,7 +99,7 @@ class LocalAttempt:
         )
         self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
         self._shapes = GroupShapes(
-            lambda stages: launch.group_size - ranks_with(launch.group_size, launch.pipeline, stages),
+            lambda stages: launch.group_size - ranks_with(launch.group_size, launch.flags.pipeline, stages),
             lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
             self._dir,
         )
@@ -141,7 +141,7 @@ class LocalAttempt:
             begun: asyncio.Future[Any] = asyncio.create_task(self._can_begin())
             await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
-                publish_accepted(self._dir, self._launch.checkpoint_dirs, self._announce)
+                publish_accepted(self._dir, self._launch.flags.checkpoint_dirs, self._announce)
                 self._start_ranks()
             begun.cancel()
             self._client.beside(self._watch_directory())
@@ -199,8 +199,8 @@ class LocalAttempt:
         command += ["--listen", launch.listen, "--life", str(self._journal_attempt)]
         if launch.tls_dir:
             command += ["--tls-dir", launch.tls_dir]
-        if launch.on_event:
-            command += ["--on-event", launch.on_event]
+        if launch.flags.on_event:
+            command += ["--on-event", launch.flags.on_event]
         child = self._coordinator = self._processes.start(
             "coordinator",
             command,
@@ -334,7 +334,7 @@ class LocalAttempt:
     async def _end_group(self, start: GroupStart, grace_s: float) -> None:
         """Kill what is left of a group; stopped processes only at the end of the job."""
         stopped = await self._ranks.end_group(start, grace_s, self._exit.done)
-        if stopped and self._restarter.works and not self._launch.standby_groups:
+        if stopped and self._restarter.works and not self._launch.flags.standby_groups:
             pids = ", ".join(str(rank.child.pid) for rank in stopped)
             self._announce(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
 

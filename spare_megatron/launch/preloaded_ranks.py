@@ -40,7 +40,7 @@ class PreloadedRanks:
         self._launch, self._processes, self._announce = launch, processes, announce
         self._environ = {"OMP_NUM_THREADS": "1", **launch.environ, "PYTHONUNBUFFERED": "1"}
         self._environ["SPARE_RUN_DIR"] = str(launch.run_dir.path)
-        self._modules, reason = modules_of(launch.command, launch.preload, launch.environ)
+        self._modules, reason = modules_of(launch.command, launch.flags.preload, launch.environ)
         self._settled = asyncio.Event()
         """Whether it is known if ranks are forked."""
         self._link: ParentLink | None = None

@@ -84,7 +84,7 @@ class RankStarter:
 
     def ranks_of(self, start: GroupStart) -> int:
         """How many ranks a start of a group has."""
-        return ranks_with(self._launch.group_size, self._launch.pipeline, start.stages)
+        return ranks_with(self._launch.group_size, self._launch.flags.pipeline, start.stages)
 
     def standby(self, name: str, slot: int, ended: Callable[[WaitingProcess], None]) -> list[WaitingProcess]:
         """Start the ranks of a standby; ``ended`` is called for each that ends without a place. Raises OSError where
@@ -136,7 +136,7 @@ class RankStarter:
             "OMP_NUM_THREADS": "1",
             **launch.environ,
             "PYTHONUNBUFFERED": "1",
-            "LOCAL_WORLD_SIZE": str((launch.num_groups + launch.standby_groups) * launch.group_size),
+            "LOCAL_WORLD_SIZE": str((launch.num_groups + launch.flags.standby_groups) * launch.group_size),
             "SPARE_NUM_GROUPS": str(launch.num_groups),
             "SPARE_GROUP_SIZE": str(launch.group_size),
             "SPARE_LIFE": str(self._job_attempt),

@@ -21,10 +21,11 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane.channel import security_of
 from spare_megatron.coordinator.terms import Term, Terms
+from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.attempt_report import LINES_SHOWN, code_of, end_of_first, refusal_of_coordinator, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
-from spare_megatron.launch.group_restarts import FIRST_PAUSE_S, LaunchMemory
+from spare_megatron.launch.group_restarts import LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.lent_nodes import LentNodes
 from spare_megatron.launch.processes import Child, Processes
@@ -60,22 +61,13 @@ class SlurmLaunch:
     """The command of a coordinator process, without its arguments: the number of the job attempt and ``words``."""
     words: tuple[str, ...]
     """The batch script's own command line."""
-    checkpoint_dirs: tuple[str, ...] = ()
-    max_group_restarts: int = 0
-    """How often one lost group is started again within an hour; 0: it stays lost."""
-    group_restart_pause_s: float = FIRST_PAUSE_S
-    """How long the second restart of a group within an hour waits."""
-    health_check: str = ""
-    """The user's command before a lost group is started again; empty: none."""
+    flags: LauncherFlags = field(default_factory=LauncherFlags)
+    """What the flags of a rank say to its launcher; of ``group_size``, that above counts."""
     srun_options: tuple[str, ...] = ()
     requeue: bool = True
     listen: str = "0.0.0.0:0"
     """Where coordinators, and the server for lent nodes, listen."""
     tls_dir: str = ""
-    on_event: str = ""
-    """The operator's command, which the coordinator runs for each event."""
-    pipeline: int = 1
-    """Pipeline stages of a group."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -179,7 +171,9 @@ class SlurmAttempt:
 
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
-        publish_accepted(self._dir, launch.checkpoint_dirs, self._announce)  # of an earlier start, which may have died
+        publish_accepted(
+            self._dir, launch.flags.checkpoint_dirs, self._announce
+        )  # of an earlier start, which may have died
         self._link_logs()
         groups = launch.allocation.ranks // launch.group_size
         incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)
@@ -213,10 +207,10 @@ class SlurmAttempt:
             allocation=launch.allocation,
             run_dir=self._dir,
             group_size=launch.group_size,
-            pipeline=launch.pipeline,
+            pipeline=launch.flags.pipeline,
             command=launch.command,
             srun_options=launch.srun_options,
-            health_check=launch.health_check,
+            health_check=launch.flags.health_check,
             job_attempt=self._number,
             step_name=self._step_name,
             environ=environ,

@@ -70,7 +70,7 @@ class SlurmJob:
         error."""
         on_stop_signals(self._signal)
         launch = self._launch
-        restarts = GroupRestarts(launch.max_group_restarts, launch.group_restart_pause_s)
+        restarts = GroupRestarts(launch.flags.max_group_restarts, launch.flags.group_restart_pause_s)
         memory = LaunchMemory(restarts, Incarnations())
         lends = LEND_STEP in await asyncio.to_thread(step_names, launch.allocation.job)
         if lends:
@@ -153,7 +153,7 @@ def last_attempt(
     before = JobProgress(int(kept.get("lives", 0)), int(kept.get("best_step", 0)))
     groups = launch.allocation.ranks // launch.group_size
     return ended_attempt(
-        launch.run_dir, code, why_failed, launch.checkpoint_dirs, groups=groups, before=before, reported=announce
+        launch.run_dir, code, why_failed, launch.flags.checkpoint_dirs, groups=groups, before=before, reported=announce
     )
 
 

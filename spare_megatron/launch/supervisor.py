@@ -41,7 +41,7 @@ class Supervisor:
         self._launch, self._dir, self._notice = launch, launch.run_dir, notice
         self._stop = SignalledStop()
         self._stopped_hard = asyncio.Event()
-        most, pause_s = launch.max_group_restarts, launch.group_restart_pause_s
+        most, pause_s = launch.flags.max_group_restarts, launch.flags.group_restart_pause_s
         self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
         self._side = SideFiles(self._announce)
         self._job_attempt: LocalAttempt | None = None
@@ -105,7 +105,7 @@ class Supervisor:
 
     async def _decide(self, job_attempt: LocalAttempt, code: ExitCode, before: JobProgress) -> RestartDecision:
         """Decide what follows ``job_attempt``, no process of which runs any more."""
-        directories = self._launch.checkpoint_dirs
+        directories = self._launch.flags.checkpoint_dirs
         groups = self._launch.num_groups
         ended = ended_attempt(
             self._dir,

@@ -14,6 +14,7 @@ import pytest
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch import fit_host, group_health, health_probe, restarter
 from spare_megatron.launch.group_health import GroupHealth, HealthFault, own_memory_bytes
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
@@ -37,7 +38,8 @@ def guard() -> Iterator[ChildGuard]:
 
 def health(run_dir: Path, guard: ChildGuard, check: str = "", pids: tuple[int, ...] = ()) -> GroupHealth:
     environ = dict(os.environ, REPORTED="word")
-    launch = Launch(2, 2, RunDirectory(run_dir), (), health_check=check, save_dir="s", environ=environ)
+    flags = LauncherFlags(health_check=check, save_dir="s")
+    launch = Launch(2, 2, RunDirectory(run_dir), (), flags, environ=environ)
     return GroupHealth(launch, guard, lambda: {0: pids})
 
 

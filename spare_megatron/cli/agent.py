@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.cli.command import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane.channel import security_of
@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command("spare-agent")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     made = parser()
@@ -69,11 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for task in work:
                 task.cancel()
 
-    try:
-        sentence = asyncio.run(lend())
-    except ConfigError as error:
-        sys.stderr.write(f"spare-agent: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    sentence = asyncio.run(lend())
     sys.stdout.write(f"spare-agent: {name} leaves: {sentence}\n")
     return int(ExitCode.FINISHED)
 

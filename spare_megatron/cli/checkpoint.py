@@ -18,6 +18,7 @@ from spare_megatron.checkpoint.folder import (
     last_good,
     pointer_damage,
 )
+from spare_megatron.cli.command import command
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
@@ -45,19 +46,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command("spare-checkpoint")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns exit code 0, 1 when ``verify`` finds damage, 2 when there is no good checkpoint."""
     options = parser().parse_args(argv)
-    try:
-        if options.action == "verify":
-            return _verify(options.directory, options.json)
-        directory = _one(options.directory)
-        if options.action == "digest":
-            return _digest(directory, options.json)
-        return _inspect(directory, options.json)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-checkpoint: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    if options.action == "verify":
+        return _verify(options.directory, options.json)
+    directory = _one(options.directory)
+    if options.action == "digest":
+        return _digest(directory, options.json)
+    return _inspect(directory, options.json)
 
 
 def _one(directory: Path) -> Path:

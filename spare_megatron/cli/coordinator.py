@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from spare_megatron.cli.command import add_tls_dir
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
@@ -58,13 +59,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help=f"seconds of silence after which a candidate takes over; default: {LEASE_S:g}",
     )
-    made.add_argument(
-        "--tls-dir",
-        default="",
-        metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
-        "run directory where --listen is an address that other hosts reach",
-    )
+    add_tls_dir(made, "where --listen is an address that other hosts reach")
     made.add_argument(
         "--on-event",
         default="",

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
+from spare_megatron.cli.command import command
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
@@ -111,6 +112,7 @@ def user() -> str:
         return f"user {os.getuid()}"
 
 
+@command("spare-drain")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     made = parser()
@@ -121,12 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     reason = " ".join(args.reason.split())[:REASON_MAX]
     what = f" ({reason})" if reason else ""
     by = f"spare-drain by {user()} on {socket.gethostname()}{what}"
-    try:
-        request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
-        groups = ask(run_dir, request, args.tls_dir)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-drain: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
+    groups = ask(run_dir, request, args.tls_dir)
     who = f"{counted(len(groups), 'group')} ({', '.join(map(str, groups))})"
     if args.undo:
         sys.stdout.write(f"{who} may stay or be started again\n")

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from spare_megatron.cli.command import command
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
 
@@ -34,18 +36,17 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command("spare-gpu-check")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code: 0 where no check failed (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     script = args.script or (NEXT_TO_THE_PACKAGE if NEXT_TO_THE_PACKAGE.exists() else None)
     if script is not None and not script.exists():
-        sys.stderr.write(f"spare-gpu-check: --script {script}: there is no such file; give a training script\n")
-        return int(ExitCode.BAD_INPUT)
+        raise ConfigError(f"--script {script}: there is no such file; give a training script")
     try:
         args.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        sys.stderr.write(f"spare-gpu-check: --output {args.output}: {error.strerror}; give a directory to write to\n")
-        return int(ExitCode.BAD_INPUT)
+        raise ConfigError(f"--output {args.output}: {error.strerror}; give a directory to write to") from None
     warnings.filterwarnings("ignore", message="CUDA initialization")
 
     from spare_megatron.collectives.nccl_start import Devices
@@ -57,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = [check for check in checks if args.only in check.name]
     if not chosen:
         names = ", ".join(check.name for check in checks)
-        sys.stderr.write(f"spare-gpu-check: --only {args.only}: no check has this name; there are {names}\n")
-        return int(ExitCode.BAD_INPUT)
+        raise ConfigError(f"--only {args.only}: no check has this name; there are {names}")
 
     def tell(outcome: table.CheckOutcome) -> None:
         why = f": {outcome.why}" if outcome.why else ""

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
+from spare_megatron.cli.command import add_script, add_tls_dir, command
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.report import leave_report
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
@@ -87,14 +87,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--num-groups", type=int, required=True, metavar="N", help="number of groups, each a model replica"
     )
-    made.add_argument(
-        "--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags"
-    )
-    made.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="directory of the job's records; default: the script's --spare-run-dir, or runs/DATE-TIME",
-    )
+    add_script(made, "directory of the job's records; default: the script's --spare-run-dir, or runs/DATE-TIME")
     made.add_argument(
         "--inject",
         action="append",
@@ -108,16 +101,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="HOST:PORT",
         help="address at which the coordinator listens; port 0: any free one; default: 127.0.0.1:0",
     )
-    made.add_argument(
-        "--tls-dir",
-        default="",
-        metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
-        "run directory where --listen is an address that other hosts reach",
-    )
-    made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
-    made.add_argument("script", help="the Python script that every rank runs")
-    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
+    add_tls_dir(made, "where --listen is an address that other hosts reach")
     return made
 
 
@@ -153,29 +137,26 @@ def launch_of(args: argparse.Namespace) -> Launch:
     )
 
 
+@command("spare-launch")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     args = parser().parse_args(argv)
     usual_signals()
     outlive_the_disk()
     ask_for_short_waits(inherited=False)  # deaths are seen here; ranks compute
+    failpoints.act_as("launch")
+    launch = launch_of(args)
+    if not launch.tls_dir and not is_loopback(launch.listen):
+        make_tls(launch.run_dir.path)
+    ranks = (launch.num_groups + launch.flags.standby_groups) * launch.group_size
+    check_descriptors(OF_A_RANK * ranks, f"spare-launch with {ranks} ranks")
+    display = Display(launch.run_dir)
     try:
-        failpoints.act_as("launch")
-        launch = launch_of(args)
-        if not launch.tls_dir and not is_loopback(launch.listen):
-            make_tls(launch.run_dir.path)
-        ranks = (launch.num_groups + launch.flags.standby_groups) * launch.group_size
-        check_descriptors(OF_A_RANK * ranks, f"spare-launch with {ranks} ranks")
-        display = Display(launch.run_dir)
-        try:
-            code = asyncio.run(Supervisor(launch, display.notice).run((display.run,)))
-            leave_report(launch.run_dir, lambda text: display.notice(f"spare-launch: {text}"))
-            return int(code)
-        finally:
-            display.close()
-    except ConfigError as error:
-        sys.stderr.write(f"spare-launch: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+        code = asyncio.run(Supervisor(launch, display.notice).run((display.run,)))
+        leave_report(launch.run_dir, lambda text: display.notice(f"spare-launch: {text}"))
+        return int(code)
+    finally:
+        display.close()
 
 
 if __name__ == "__main__":

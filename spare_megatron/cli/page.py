@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.cli.command import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.host_port import join_address
@@ -48,23 +48,20 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command("spare-page")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
-    try:
-        with extra("page", "spare-page"):
-            from spare_megatron.monitor.page.followed_run import FollowedRun, names_of
-            from spare_megatron.monitor.page.page_door import listen_address, read_token
-            from spare_megatron.monitor.page.page_server import PageServer
-        token = read_token(args.token_file)
-        host, port = listen_address(args.listen, token)
-        run_dirs = [RunDirectory(path) for path in args.run_dirs]
-        names = names_of(run_dirs)
-        runs = [FollowedRun(n, name, one) for n, (name, one) in enumerate(zip(names, run_dirs, strict=True))]
-        asyncio.run(_serve(PageServer(runs, token), host, port, token))
-    except ConfigError as error:
-        sys.stderr.write(f"spare-page: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    with extra("page", "spare-page"):
+        from spare_megatron.monitor.page.followed_run import FollowedRun, names_of
+        from spare_megatron.monitor.page.page_door import listen_address, read_token
+        from spare_megatron.monitor.page.page_server import PageServer
+    token = read_token(args.token_file)
+    host, port = listen_address(args.listen, token)
+    run_dirs = [RunDirectory(path) for path in args.run_dirs]
+    names = names_of(run_dirs)
+    runs = [FollowedRun(n, name, one) for n, (name, one) in enumerate(zip(names, run_dirs, strict=True))]
+    asyncio.run(_serve(PageServer(runs, token), host, port, token))
     return int(ExitCode.FINISHED)
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.cli.command import command, flag_of, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
@@ -267,15 +268,15 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
     microbatches, size = pieces_of(args)
     exact = args.reduce in ACCUMULATOR_BYTES
     size = size or ("auto" if exact else 1)
-    if (given := given_cost_flags(args)) and not (exact and size == "auto"):
+    if (cost_flags := given_cost_flags(args)) and not (exact and size == "auto"):
         what = "where the pieces are given" if exact else f"with --reduce {args.reduce}"
         raise ConfigError(
-            f"{given[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
+            f"{cost_flags[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
         )
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be a finite number above 0")
+            raise ConfigError(f"{flag_of(name)} is {value}, but must be a finite number above 0")
     if args.gpu_memory_gib is not None and args.params is None:
         raise ConfigError(f"--gpu-memory-gib {args.gpu_memory_gib:g} is given without --params; give the model's size")
     if args.standby_groups is not None and args.standby_groups_max is not None:
@@ -289,42 +290,27 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
     for name in ("node_repair_h", "node_share", "group_restart_s"):
         if getattr(args, name) is not None and args.gpus_per_node is None:
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} {getattr(args, name):g} has no effect without --gpus-per-node G; give both")
+            value = f"{flag_of(name)} {getattr(args, name):g}"
+            raise ConfigError(f"{value} has no effect without --gpus-per-node G; give both")
     mtbf_s, shape = args.mtbf_s, args.weibull_shape
     if mtbf_s is None and args.trace is None:
         mtbf_s = 3600 * LLAMA3_MTBF_GPU_HOURS / max(1, args.gpus)
     if args.trace is not None:
-        trace = parse_trace(_lines(args.trace, "--trace"), str(args.trace))
+        trace = parse_trace(lines_of(args.trace, "--trace"), str(args.trace))
         mtbf_s = trace.mtbf_s
         shape = trace.weibull_shape() if shape is None else shape
     transfer_s, result_s = transfer_of(args, args.rejoin_s)
-    cluster = ClusterFigures(
-        gpus=args.gpus,
-        gpus_per_group=args.gpus_per_group,
-        mtbf_s=mtbf_s,
-        restart_s=args.restart_s,
-        save_s=args.save_s,
-        compute_s=args.compute_s,
-        reduce_s=args.reduce_s,
-        rebuild_s=args.rebuild_s,
-        weibull_shape=1.0 if shape is None else shape,
-        pieces_per_shard=microbatches // (size if isinstance(size, int) else 1),
-        rejoin_s=args.rejoin_s,
-        transfer_s=transfer_s,
-        result_s=result_s,
-        standby_groups=args.standby_groups or 0,
-        standby_price=args.standby_price,
-        adopt_s=None if args.no_adoption else args.adopt_s,
-        save_interval_s=args.save_interval_s,
-        granularity="shard" if args.granularity == "shard" else "microbatch",
-        data=args.data,
-        jitter=args.jitter,
-        steps=args.steps,
-        data_gib=args.data_gib,
-        stage_gib_per_s=args.stage_gib_per_s,
-    )
-    return cluster, microbatches, size
+    figures = {
+        **given(args, ClusterFigures),
+        "mtbf_s": mtbf_s,
+        "weibull_shape": 1.0 if shape is None else shape,
+        "pieces_per_shard": microbatches // (size if isinstance(size, int) else 1),
+        "transfer_s": transfer_s,
+        "result_s": result_s,
+        "adopt_s": None if args.no_adoption else args.adopt_s,
+        "granularity": "shard" if args.granularity == "shard" else "microbatch",
+    }
+    return ClusterFigures(**figures), microbatches, size
 
 
 def _memory(args: argparse.Namespace, piece_microbatches: int) -> Memory | None:
@@ -362,16 +348,9 @@ def _spare_nodes(args: argparse.Namespace, cluster: ClusterFigures) -> list[dict
 
 
 def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:
-    domains = parse_topology(_lines(path, "--topology"), str(path), num_groups)
+    domains = parse_topology(lines_of(path, "--topology"), str(path), num_groups)
     spread = spread_over_domains(build_placement(num_groups, plan.chosen.redundancy), domains)
     return spread.as_json()
-
-
-def _lines(path: Path, flag: str) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
 
 
 def text_of(found: dict[str, Any]) -> str:
@@ -422,16 +401,13 @@ def plot(found: dict[str, Any], path: Path) -> None:
     write_plot(figure, path)
 
 
+@command("spare-plan")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
-    try:
-        found = planned(args)
-        if args.plot is not None:
-            plot(found, args.plot)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-plan: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    found = planned(args)
+    if args.plot is not None:
+        plot(found, args.plot)
     sys.stdout.write((json.dumps(found) if args.json else text_of(found)) + "\n")
     return int(ExitCode.FINISHED)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from spare_megatron.cli.command import command
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
@@ -93,17 +94,14 @@ def _journal_bytes(run_dir: RunDirectory) -> int:
     return sum(size * (PACKED if path.suffix == ".gz" else 1) for path, size in sizes.items())
 
 
+@command("spare-report")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     from spare_megatron.monitor.html_report import write_report
 
     args = parser().parse_args(argv)
     run_dir = RunDirectory(args.run_dir)
-    try:
-        write_report(run_dir, args.output or run_dir.report)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-report: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    write_report(run_dir, args.output or run_dir.report)
     sys.stdout.write(f"{args.output or run_dir.report}\n")
     return int(ExitCode.FINISHED)
 

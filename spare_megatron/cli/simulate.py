@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from spare_megatron.cli.command import command, flag_of, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
@@ -241,47 +242,19 @@ def case_of(args: argparse.Namespace) -> Case:
     transfer_s, result_s = transfer_of(args, args.rejoin_s)
     if args.donor_share is not None and transfer_s == 0:
         raise ConfigError(f"--donor-share {args.donor_share:g} has no effect without --state-gib G; give both")
-    cluster = Cluster(
-        num_groups=groups,
-        mtbf_s=_or(args.mtbf_s, _D.cluster.mtbf_s if trace is None else _mtbf_s(trace)),
-        weibull_shape=_or(args.weibull_shape, _D.cluster.weibull_shape),
-        clocks=_or(args.clocks, _D.cluster.clocks),
-        compute_s=args.compute_s,
-        reduce_s=_or(args.reduce_s, groups / 100),
-        rebuild_s=_or(args.rebuild_s, _D.cluster.rebuild_s),
-        save_s=args.save_s,
-        restart_s=args.restart_s,
-        rejoin_s=args.rejoin_s,
-        nodes_per_group=_or(args.nodes_per_group, 0),
-        spare_nodes=_or(args.spare_nodes, 0),
-        node_repair_h=_or(args.node_repair_h, _D.cluster.node_repair_h),
-        node_share=_or(args.node_share, _D.cluster.node_share),
-        salvage=not args.no_salvage,
-        transfer_s=transfer_s,
-        result_s=result_s,
-        donor_share=_or(args.donor_share, _D.cluster.donor_share),
-        jitter=args.jitter,
-        stragglers=args.stragglers,
-        straggler_slowdown=_or(args.straggler_slowdown, _D.cluster.straggler_slowdown),
-        domain_mtbf_s=_or(args.domain_mtbf_s, _D.cluster.domain_mtbf_s),
-    )
-    policy = Policy(
-        name=args.policy,
-        redundancy=_or(args.redundancy, min(_D.policy.redundancy, groups)),
-        pieces_per_shard=pieces,
-        exact_share=share,
-        placement=args.placement,
-        steps=args.steps,
-        save_interval_s=args.save_interval_s,
-        restart_after=args.restart_after,
-        standby_groups=args.standby_groups,
-        balance=args.balance,
-        relief=args.relief,
-        async_save=args.async_save,
-        adopt_s=args.adopt_s,
-        reading=Reading(replication_rebuilds=args.rebuild_s is not None),
-        injections=scripted(args.inject, groups, pieces),
-    )
+    of_trace = {} if trace is None else {"mtbf_s": _mtbf_s(trace)}
+    figures = {"reduce_s": groups / 100, **of_trace, **given(args, Cluster)}
+    cluster = Cluster(**figures, salvage=not args.no_salvage, transfer_s=transfer_s, result_s=result_s)
+    chosen = {
+        "redundancy": min(_D.policy.redundancy, groups),
+        **given(args, Policy),
+        "name": args.policy,
+        "pieces_per_shard": pieces,
+        "exact_share": share,
+        "reading": Reading(replication_rebuilds=args.rebuild_s is not None),
+        "injections": scripted(args.inject, groups, pieces),
+    }
+    policy = Policy(**chosen)
     policy.check(cluster)
     if args.trials < 1:
         raise ConfigError(f"--trials is {args.trials}, but must be at least 1")
@@ -294,8 +267,8 @@ def _pieces(args: argparse.Namespace) -> tuple[int, float]:
     """Pieces of a shard, and what exact sums add to their computing: nothing without --piece-microbatches."""
     microbatches, size = pieces_of(args)
     if args.piece_microbatches is None:
-        if given := given_cost_flags(args):
-            raise ConfigError(f"{given[0]} has no effect without --piece-microbatches C; give both")
+        if cost_flags := given_cost_flags(args):
+            raise ConfigError(f"{cost_flags[0]} has no effect without --piece-microbatches C; give both")
         return microbatches, 0.0
     if args.policy != "microbatch":
         raise ConfigError(
@@ -305,16 +278,12 @@ def _pieces(args: argparse.Namespace) -> tuple[int, float]:
     return microbatches // size, share_of(args, "exact")(size)
 
 
-def _or(given: Any, otherwise: Any) -> Any:
-    return otherwise if given is None else given
-
-
 def _refuse_without_effect(args: argparse.Namespace) -> None:
     """Raise ConfigError for a flag that has no effect with the others."""
     for name in ("mtbf_s", "weibull_shape", "clocks", "topology", "domain_mtbf_s"):
         if args.trace is not None and getattr(args, name) is not None:
             raise ConfigError(
-                f"--trace {args.trace} has all failures, so --{name.replace('_', '-')} {getattr(args, name)} has no "
+                f"--trace {args.trace} has all failures, so {flag_of(name)} {getattr(args, name)} has no "
                 "effect; leave one of them out"
             )
     if not args.stragglers and args.straggler_slowdown is not None:
@@ -324,10 +293,8 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
     if args.nodes_per_group is None:
         for name in ("spare_nodes", "node_repair_h", "node_share"):
             if getattr(args, name) is not None:
-                flag = f"--{name.replace('_', '-')}"
-                raise ConfigError(
-                    f"{flag} {getattr(args, name):g} has no effect without --nodes-per-group G; give both"
-                )
+                value = f"{flag_of(name)} {getattr(args, name):g}"
+                raise ConfigError(f"{value} has no effect without --nodes-per-group G; give both")
         if args.no_salvage:
             raise ConfigError("--no-salvage has no effect without --nodes-per-group G; give both")
     elif args.nodes_per_group < 1:
@@ -345,19 +312,12 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
         )
 
 
-def _lines(path: Path, flag: str) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}") from None
-
-
 def _trace(path: Path | None, groups: int) -> list[Ring] | None:
     if path is None:
         return None
     if path.suffix == ".jsonl":
         return _losses_of_a_run(path, groups)
-    lines = _lines(path, "--trace")
+    lines = lines_of(path, "--trace")
     trace = parse_trace(lines, str(path))
     # Every line that is not empty is a loss, except for a heading before them.
     numbers = [number for number, line in enumerate(lines, 1) if line.strip()][-len(trace.nodes) :]
@@ -395,7 +355,7 @@ def _losses_of_a_run(path: Path, groups: int) -> list[Ring]:
 def _domains(args: argparse.Namespace, policy: Policy) -> Mapping[str, Sequence[int]] | None:
     if args.topology is None:
         return None
-    domains = parse_topology(_lines(args.topology, "--topology"), str(args.topology), args.num_groups)
+    domains = parse_topology(lines_of(args.topology, "--topology"), str(args.topology), args.num_groups)
     numbers: Sequence[int] = range(args.num_groups)
     if not args.topology_as_listed:
         placement = build_placement(args.num_groups, policy.redundancy, policy.placement)  # type: ignore[arg-type]
@@ -438,16 +398,13 @@ def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
     write_plot(figure, path)
 
 
+@command("spare-simulate")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
-    try:
-        case = case_of(args)
-        if args.plot is not None:
-            load_pyplot()
-    except ConfigError as error:
-        sys.stderr.write(f"spare-simulate: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    case = case_of(args)
+    if args.plot is not None:
+        load_pyplot()
     jobs = [(case, args.seed + n) for n in range(args.trials)]
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("trials", total=len(jobs))
@@ -457,12 +414,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(table_of(found))
-    try:
-        if args.plot is not None:
-            _plot(outcomes, args.plot)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-simulate: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    if args.plot is not None:
+        _plot(outcomes, args.plot)
     return int(ExitCode.FINISHED)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
+from spare_megatron.cli.command import add_script, add_tls_dir, command
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
@@ -56,14 +57,8 @@ def parser() -> argparse.ArgumentParser:
         "spare-slurm", description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add_version(made)
-    made.add_argument(
-        "--run-dir",
-        metavar="DIR",
-        help="directory of the job's records, shared by all nodes; default: the script's --spare-run-dir, or runs/JOB",
-    )
-    made.add_argument(
-        "--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags"
-    )
+    run_dir = "directory of the job's records, shared by all nodes; default: the script's --spare-run-dir, or runs/JOB"
+    add_script(made, run_dir, nargs="?", default="")
     made.add_argument(
         "--num-groups",
         type=int,
@@ -97,22 +92,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--no-requeue", action="store_true", help="leave with exit code 4 instead of queueing the job again"
     )
-    made.add_argument(
-        "--tls-dir",
-        default="",
-        metavar="DIR",
-        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
-        "run directory of a job on several nodes",
-    )
-    made.add_argument("-m", "--module", action="store_true", help="the script is the name of a module")
+    add_tls_dir(made, "of a job on several nodes")
     made.add_argument("--life", type=int, default=0, help=argparse.SUPPRESS)
     made.add_argument(
         "--lend",
         metavar="RUN_DIR",
         help="train nothing, but lend the nodes to the job of this run directory, which another spare-slurm runs",
     )
-    made.add_argument("script", nargs="?", default="", help="the Python script that every rank runs")
-    made.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")
     return made
 
 
@@ -227,23 +213,20 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
     return code
 
 
+@command("spare-slurm")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(words)
     usual_signals()
     outlive_the_disk()
-    try:
-        failpoints.act_as("launch")
-        if args.lend:
-            return lend(args)
-        if not args.script:
-            raise ConfigError("no script is given; name the Python script of the ranks, or --lend RUN_DIR")
-        launch = launch_of(args, words)
-        return coordinate(launch, args) if args.life else start(launch)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-slurm: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    failpoints.act_as("launch")
+    if args.lend:
+        return lend(args)
+    if not args.script:
+        raise ConfigError("no script is given; name the Python script of the ranks, or --lend RUN_DIR")
+    launch = launch_of(args, words)
+    return coordinate(launch, args) if args.life else start(launch)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.cli.command import command
 from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -86,22 +87,19 @@ def rounded(wall_time: WallTime) -> dict[str, float]:
     return {name: round(seconds, 3) for name, seconds in wall_time.parts.items()}
 
 
+@command("spare-status")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     run_dir = RunDirectory(args.run_dir)
-    try:
-        if args.watch:
-            watch(RunFiles(run_dir))
-            return int(ExitCode.FINISHED)
-        status, text = readable_status(run_dir)
-        picture = RunFiles(run_dir).look() if args.wall_time else None
-        wall_time = picture.wall_time() if picture is not None else None
-    except ConfigError as error:
-        sys.stderr.write(f"spare-status: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    if args.watch:
+        watch(RunFiles(run_dir))
+        return int(ExitCode.FINISHED)
+    status, text = readable_status(run_dir)
     lines = [text]
-    if picture is not None and wall_time is not None:
+    if args.wall_time:
+        picture = RunFiles(run_dir).look()
+        wall_time = picture.wall_time()
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
         status |= {"lines_left_out": picture.lines_left_out}
         lines += [text for text in (wall_time_line(wall_time), left_out_text(picture.lines_left_out)) if text]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.cli.command import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.plural import counted
@@ -31,19 +31,16 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+@command("spare-timeline")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
     run_dir = RunDirectory(args.run_dir)
     path = args.output or run_dir.timeline
-    try:
-        with extra("timeline", "spare-timeline"):
-            from spare_megatron.monitor.trace_files import draw_timeline, write_timeline
-        timeline = draw_timeline(run_dir)
-        size_bytes = write_timeline(timeline, path)
-    except ConfigError as error:
-        sys.stderr.write(f"spare-timeline: {error}\n")
-        return int(ExitCode.BAD_INPUT)
+    with extra("timeline", "spare-timeline"):
+        from spare_megatron.monitor.trace_files import draw_timeline, write_timeline
+    timeline = draw_timeline(run_dir)
+    size_bytes = write_timeline(timeline, path)
     slices = counted(len(timeline.slices), "slice")
     sys.stdout.write(f"{path}: {slices}, {size_bytes / 1e6:.1f} MB, for https://ui.perfetto.dev\n")
     if timeline.note:

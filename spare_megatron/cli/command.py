@@ -1,0 +1,81 @@
+"""What the commands share: how a user's error ends one, flags of several of them, files that flags name."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Protocol
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+
+
+class Main(Protocol):
+    """The entry point of a command."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run the command with the words of ``argv``, or of the process; returns its exit code, one of
+        spare_megatron.config.exits."""
+        ...
+
+
+def command(name: str) -> Callable[[Main], Main]:
+    """Let a ConfigError end the entry point of command ``name`` with its sentence on standard error and exit code 2."""
+
+    def with_refusals(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(argv: Sequence[str] | None = None) -> int:
+            try:
+                return int(main(argv))
+            except ConfigError as error:
+                sys.stderr.write(f"{name}: {error}\n")
+                return int(ExitCode.BAD_INPUT)
+
+        return run
+
+    return with_refusals
+
+
+def flag_of(name: str) -> str:
+    """The flag whose destination is ``name``."""
+    return "--" + name.replace("_", "-")
+
+
+def given(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
+    """The fields of dataclass ``cls`` whose flags, of the same names, were given or have a default."""
+    values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def lines_of(path: Path, flag: str) -> list[str]:
+    """The lines of a file that ``flag`` names; ConfigError where it cannot be read."""
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from None
+
+
+def add_tls_dir(made: argparse.ArgumentParser, where: str) -> None:
+    """``--tls-dir``; ``where``: of which jobs a directory is made."""
+    made.add_argument(
+        "--tls-dir",
+        default="",
+        metavar="DIR",
+        help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
+        f"run directory {where}",
+    )
+
+
+def add_script(made: argparse.ArgumentParser, run_dir: str, **how: Any) -> None:
+    """The ranks' script and its flags, which come last, and what is otherwise taken from those flags; ``run_dir``: the
+    help of ``--run-dir``, ``how``: further arguments for the script."""
+    add = made.add_argument
+    add("--run-dir", metavar="DIR", help=run_dir)
+    add("--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags")
+    add("-m", "--module", action="store_true", help="the script is the name of a module")
+    add("script", help="the Python script that every rank runs", **how)
+    add("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")

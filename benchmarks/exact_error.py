@@ -52,7 +52,7 @@ def exact32(pieces: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     exponents = (bound - GROWTH_BITS_32 - torch.frexp(largest)[1]).to(torch.int16)
     total, report_ = torch.zeros(pieces.shape[1], dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
     for piece in pieces:
-        kernels.accumulate32(piece, total, exponents, 0, bound, report_)
+        kernels.accumulate(piece, total, exponents, 0, bound, report_)
     assert int(report_[1]) == 0, "a piece exceeded the bound"
     return converted(total, exponents)
 

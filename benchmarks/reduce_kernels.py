@@ -98,7 +98,7 @@ def accumulate_cases(count: int, device: torch.device) -> Iterator[Case]:
     yield Case(
         "accumulate32 float32",
         12,
-        lambda: kernels.accumulate32(gradient, narrow, exponents, 0, 30, report_),
+        lambda: kernels.accumulate(gradient, narrow, exponents, 0, 30, report_),
         sequence32,
         lambda: reference.adder(narrow, 0, 30, report_)(gradient, exponents),
     )

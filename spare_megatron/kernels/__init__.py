@@ -33,7 +33,6 @@ __all__ = [
     "Converter",
     "Finalizer",
     "accumulate",
-    "accumulate32",
     "checksums",
     "digest",
     "finalize",
@@ -95,7 +94,7 @@ def _run_each(device: torch.device) -> None:
         source = number.to(dtype, copy=True)
         other = source.clone() if with_other else None
         accumulate(source, sums[:1], 0, 0, 1, report, other=other, apart=apart)
-        accumulate32(source, peaks, exponents, 0, 1, report, other=other, apart=apart)
+        accumulate(source, peaks, exponents, 0, 1, report, other=other, apart=apart)
     for integers in (sums[:1], peaks):
         checksums(integers, segments, report[:1])
         Converter(segments, exponents).convert(0, integers, None, number, report.view(1, 2))
@@ -109,7 +108,7 @@ def _run_each(device: torch.device) -> None:
 def accumulate(
     source: torch.Tensor,
     accumulator: torch.Tensor,
-    exponent: int,
+    exponents: int | torch.Tensor,
     first_index: int,
     bound_bits: int,
     report: torch.Tensor,
@@ -118,60 +117,28 @@ def accumulate(
     apart: bool = False,
     first: bool = False,
 ) -> None:
-    """accumulator (int64) += rint(source * 2^exponent), ties to even.
-
-    With an ``other`` gradient, what is rounded is other + source, added in fp32 as ``other.add_(source)`` does there;
-    where they are ``apart``, both are rounded, each by itself, and added.
-
-    Args:
-        source: fp32, bf16 or fp16.
-        accumulator: int64, as many elements as ``source``.
-        exponent: -800..800.
-        first_index: index of the first element in the index space of checksums.
-        bound_bits: 1..62; a value above 2^bound_bits in magnitude is flagged and counts as that bound.
-        report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
-        other: fp32 or the dtype of ``source``, as many elements; only read.
-        first: the accumulator counts as 0, whatever it holds.
-    """
-    _check_accumulate(source, accumulator, torch.int64, first_index, bound_bits, report, other=other)
-    _check_exponent(exponent)
-    add = dispatch.kernels(source.device).adder(accumulator, first_index, bound_bits, report)
-    add(source, exponent, other, apart, first)
-
-
-def accumulate32(
-    source: torch.Tensor,
-    accumulator: torch.Tensor,
-    exponents: torch.Tensor,
-    first_index: int,
-    bound_bits: int,
-    report: torch.Tensor,
-    *,
-    other: torch.Tensor | None = None,
-    apart: bool = False,
-    first: bool = False,
-) -> None:
-    """Do what :func:`accumulate` does, into an int32 accumulator, with an exponent for each block of BLOCK indices.
-
-    Args:
-        exponents: int16, one for each block from the one that holds ``first_index``; within +-800 (not checked).
-        bound_bits: 1..30.
-    """
-    _check_accumulate(source, accumulator, torch.int32, first_index, bound_bits, report, other=other)
-    _check("exponents", exponents, (torch.int16,), _num_blocks(first_index, source.numel()), source.device)
-    add = dispatch.kernels(source.device).adder(accumulator, first_index, bound_bits, report)
-    add(source, exponents, other, apart, first)
+    """Add one gradient, or two: :meth:`Adder.add` of an :class:`Adder` of these arguments."""
+    Adder(accumulator, first_index, bound_bits, report).add(source, exponents, other, apart=apart, first=first)
 
 
 class Adder:
-    """:func:`accumulate`, or :func:`accumulate32` where the accumulator is int32, into one accumulator again and again.
+    """Adds rounded gradients into one accumulator again and again: accumulator += rint(source * 2^exponent), ties to
+    even.
 
     What stays the same from call to call is checked and prepared once: for a small gradient the rest of a call takes
     longer than its sum. May assume: one thread at a time calls it.
     """
 
     def __init__(self, accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
-        """See :func:`accumulate` and :func:`accumulate32`."""
+        """Take what stays the same.
+
+        Args:
+            accumulator: int64, with one exponent for all elements, or int32, with one for each block of BLOCK indices.
+            first_index: index of the first element in the index space of checksums.
+            bound_bits: 1..62, or 1..30 for int32; a value above 2^bound_bits in magnitude is flagged and counts as that
+                bound.
+            report: int64[2]: report[0] += checksum of the rounded values (mod 2^64), report[1] |= flags.
+        """
         _check("accumulator", accumulator, tuple(_BOUND_BITS_MAX))
         _check_target(accumulator, first_index, bound_bits, report)
         self._accumulator, self._report = accumulator, report
@@ -193,17 +160,23 @@ class Adder:
     ) -> None:
         """Add ``source``, or ``other`` + ``source``, or both.
 
+        With an ``other`` gradient, what is rounded is other + source, added in fp32 as ``other.add_(source)`` does
+        there; where they are ``apart``, both are rounded, each by itself, and added.
+
         Args:
-            source, other, apart, first: as for :func:`accumulate`, but gradients may have any shape.
-            exponents: the exponent; for an int32 accumulator those of its blocks.
+            source: fp32, bf16 or fp16, contiguous, as many elements as the accumulator.
+            exponents: -800..800; for an int32 accumulator int16, one for each block from the one that holds the first
+                index, within +-800 (not checked).
+            other: fp32 or the dtype of ``source``, as many elements; only read.
+            first: the accumulator counts as 0, whatever it holds.
         """
         if not (self._fits(source, FLOATS) and (other is None or self._fits(other, (torch.float32, source.dtype)))):
-            _check_sources(source.view(-1), self._accumulator, None if other is None else other.view(-1))
+            _check_sources(_flat(source), self._accumulator, None if other is None else _flat(other))
+        if isinstance(exponents, int) != self._single:
+            raise ValueError("an int64 accumulator takes one exponent, an int32 accumulator one for each block")
         if isinstance(exponents, int):
-            assert self._single, "an int32 accumulator has an exponent for each block"
             _check_exponent(exponents)
         else:
-            assert not self._single, "an int64 accumulator has one exponent"
             _check("exponents", exponents, (torch.int16,), self._blocks, self._device)
         self._add(source, exponents, other, apart, first)
 
@@ -504,28 +477,17 @@ def _check_apart(name: str, one: torch.Tensor, other_name: str, other: torch.Ten
         raise ValueError(f"{name} and {other_name} share memory; give separate buffers")
 
 
-def _check_accumulate(
-    source: torch.Tensor,
-    accumulator: torch.Tensor,
-    dtype: torch.dtype,
-    first_index: int,
-    bound_bits: int,
-    report: torch.Tensor,
-    *,
-    other: torch.Tensor | None,
-) -> None:
-    _check("source", source, FLOATS)
-    _check("accumulator", accumulator, (dtype,), source.numel(), source.device)
-    _check_target(accumulator, first_index, bound_bits, report)
-    _check_sources(source, accumulator, other)
-
-
 def _check_target(accumulator: torch.Tensor, first_index: int, bound_bits: int, report: torch.Tensor) -> None:
     _check("report", report, (torch.int64,), 2, accumulator.device)
     _check_index("first_index", first_index)
     bound_bits_max = _BOUND_BITS_MAX[accumulator.dtype]
     if not 1 <= bound_bits <= bound_bits_max:
         raise ValueError(f"bound_bits {bound_bits} is not within 1..{bound_bits_max}")
+
+
+def _flat(gradient: torch.Tensor) -> torch.Tensor:
+    """Where it is contiguous; else itself, to be refused."""
+    return gradient.view(-1) if gradient.is_contiguous() else gradient
 
 
 def _check_sources(source: torch.Tensor, accumulator: torch.Tensor, other: torch.Tensor | None) -> None:

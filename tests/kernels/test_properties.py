@@ -29,7 +29,7 @@ def summed(pieces: list[torch.Tensor], accumulator: torch.Tensor, report: torch.
         if accumulator.dtype == torch.int64:
             kernels.accumulate(piece, accumulator, EXPONENT, FIRST, BOUND, report)
         else:
-            kernels.accumulate32(piece, accumulator, EXPONENTS, FIRST, BOUND_32, report)
+            kernels.accumulate(piece, accumulator, EXPONENTS, FIRST, BOUND_32, report)
 
 
 def checksum(values: torch.Tensor, first_index: int) -> int:

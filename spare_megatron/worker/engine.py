@@ -20,40 +20,61 @@ from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.protocol.tickets import Tickets
 
 
-class EngineRow(Protocol):
-    """What groups compare and exchange of one row of a rank (:mod:`spare_megatron.config.rows`); see
-    :class:`StepEngine` for each method. ``reduced`` has the tensors of this row only."""
+class RowParts(Protocol):
+    """What groups compare and exchange of a rank, or of one of its rows (:mod:`spare_megatron.config.rows`).
+    Methods that are named but not here are :class:`StepEngine`'s."""
+
+    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
+        """Piece -> parameter -> checksum (64 bits) of its rounded gradient on this rank: of every audited piece since
+        :meth:`begin_step`, or of every compared one. Pieces without samples may be left out. No collective."""
+
+    def conversion(self) -> Conversion | None:
+        """What the sums over groups of :meth:`local_sum` become; None where they stay what they are. No collective."""
+
+    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
+        """Why ``reduced``, the results and the check vector of a reduction, is not the sum of what all groups put in
+        (silent corruption); empty when it is, or when this engine cannot tell. No collective."""
+
+    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
+        """A digest of a reduced result in which :meth:`result_fault` found no fault. It is equal on this position of
+        all groups; empty where results need not be equal. No collective."""
+
+    def weights_digest(self) -> str:
+        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. Behind a '+' there
+        may be one of other state that must be equal on all groups of this job. No collective."""
+
+    def weights_checksums(self) -> Mapping[str, int]:
+        """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` covers. No collective."""
+
+    def state_tensors(self) -> Mapping[str, torch.Tensor]:
+        """Name -> contiguous tensor: with :meth:`state_values` all that this rank needs to go on after the last applied
+        step, in the engine's own memory.
+
+        The same rank position of another group has the same names, dtypes and shapes, also when it has applied nothing.
+        What is in them changes only in :meth:`apply`. Gradients are left out, and what follows from the step alone. No
+        collective.
+        """
+
+    def state_values(self) -> Mapping[str, Any]:
+        """The part of this rank's state that is not in tensors: JSON values, in which floats are exact. It follows from
+        applied results and changes only in :meth:`apply`, so all groups that have applied the same steps have the same
+        values. No collective."""
+
+    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
+        """Take over the state after ``step`` from the same rank position of another group, whose tensors have been
+        written into those of :meth:`state_tensors`; ``values`` are its :meth:`state_values`.
+
+        After this the engine is as the other one was: for each later step it can apply the committed result, after
+        :meth:`begin_step` and without having run a piece, or compute the step with the others. No collective.
+        """
+
+
+class EngineRow(RowParts, Protocol):
+    """One of several rows of a rank. ``reduced`` has the tensors of this row only."""
 
     @property
     def sums(self) -> int:
         """How many tensors of :meth:`StepEngine.local_sum` are of this row."""
-
-    def conversion(self) -> Conversion | None:
-        """What the sums over groups of the row's tensors become."""
-
-    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Why ``reduced`` is not the sum of what all groups put in."""
-
-    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """A digest of a reduced result."""
-
-    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """Piece -> parameter -> checksum of its gradient."""
-
-    def weights_digest(self) -> str:
-        """A digest of the row's weights."""
-
-    def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum of each tensor that the digest covers."""
-
-    def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Name -> tensor of the row's state."""
-
-    def state_values(self) -> Mapping[str, Any]:
-        """The part of the row's state that is not in tensors."""
-
-    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take over the row's state after ``step``."""
 
 
 def rows_of(engine: Any) -> Sequence[EngineRow]:
@@ -82,7 +103,7 @@ def results_by_row(rows: Sequence[EngineRow], results: Sequence[torch.Tensor]) -
     return by_row(rows, results, beside=rows[0].conversion() is not None)
 
 
-class StepEngine(Protocol):
+class StepEngine(RowParts, Protocol):
     """One rank of one group. Pieces are numbers ``i * K + j``: piece ``j`` of shard ``i``."""
 
     on_piece: PieceHook | None
@@ -103,10 +124,6 @@ class StepEngine(Protocol):
         that takes them all first drains it in between.
         """
 
-    def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """Piece -> parameter -> checksum (64 bits) of its rounded gradient on this rank: of every audited piece since
-        :meth:`begin_step`, or of every compared one. Pieces without samples may be left out. No collective."""
-
     def leaving(self) -> Sequence[torch.Tensor] | None:
         """What :meth:`local_sum` will return after the next run, for a reduction that begins during that run.
 
@@ -124,9 +141,6 @@ class StepEngine(Protocol):
         be written to.
         """
 
-    def conversion(self) -> Conversion | None:
-        """What the sums over groups of :meth:`local_sum` become; None where they stay what they are. No collective."""
-
     def scalars(self) -> Mapping[str, float]:
         """Sums over the pieces inside the accumulators (loss, tokens, ...); the same keys on every rank, zero where
         a rank has no share. They are summed over groups like one more bucket.
@@ -139,47 +153,10 @@ class StepEngine(Protocol):
         (silent corruption); empty when they are, or when this engine cannot tell. Unless they are ``suspected``, an
         engine looks for nothing that :meth:`result_fault` would find. No collective."""
 
-    def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """Why ``reduced``, the results and the check vector of a reduction, is not the sum of what all groups put in
-        (silent corruption); empty when it is, or when this engine cannot tell. No collective."""
-
-    def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """A digest of a reduced result in which :meth:`result_fault` found no fault. It is equal on this position of
-        all groups; empty where results need not be equal. No collective."""
-
-    def weights_digest(self) -> str:
-        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. Behind a '+' there
-        may be one of other state that must be equal on all groups of this job. No collective."""
-
-    def weights_checksums(self) -> Mapping[str, int]:
-        """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` covers. No collective."""
-
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the committed update; ``reduced`` has the sum over *all* pieces of the step, shaped as
         :meth:`local_sum`, and the check vector where sums are converted.
 
         Collective in the group. Returns what is logged: ``loss``, ``grad_norm``, ``lr``, ``tokens``, ... on each rank
         that knows them.
-        """
-
-    def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Name -> contiguous tensor: with :meth:`state_values` all that this rank needs to go on after the last applied
-        step, in the engine's own memory.
-
-        The same rank position of another group has the same names, dtypes and shapes, also when it has applied nothing.
-        What is in them changes only in :meth:`apply`. Gradients are left out, and what follows from the step alone. No
-        collective.
-        """
-
-    def state_values(self) -> Mapping[str, Any]:
-        """The part of this rank's state that is not in tensors: JSON values, in which floats are exact. It follows from
-        applied results and changes only in :meth:`apply`, so all groups that have applied the same steps have the same
-        values. No collective."""
-
-    def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take over the state after ``step`` from the same rank position of another group, whose tensors have been
-        written into those of :meth:`state_tensors`; ``values`` are its :meth:`state_values`.
-
-        After this the engine is as the other one was: for each later step it can apply the committed result, after
-        :meth:`begin_step` and without having run a piece, or compute the step with the others. No collective.
         """

@@ -51,73 +51,55 @@ class PassThrough:
         return inner if len(inner) > 1 else (self,)
 
     def begin_step(self, step: int) -> None:
-        """Zero the engine's accumulators."""
         self.engine.begin_step(step)
 
     def run(self, step: int, tickets: Tickets) -> None:
-        """Have the engine run ``tickets``."""
         self.engine.run(step, tickets)
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
-        """The engine's checksums of audited or compared pieces."""
         return self.engine.piece_checksums(audited)
 
     def leaving(self) -> Sequence[torch.Tensor] | None:
-        """The tensors that the engine can begin to reduce during the next run."""
         return self.engine.leaving()
 
     def watch(self, outlet: Outlet) -> None:
-        """Have the engine report to ``outlet``, during the next run, which parts of them are final."""
         self.engine.watch(outlet)
 
     def local_sum(self) -> Sequence[torch.Tensor]:
-        """The engine's accumulators, summed inside the group."""
         return self.engine.local_sum()
 
     def conversion(self) -> Conversion | None:
-        """What the engine's sums become."""
         return self.engine.conversion()
 
     def scalars(self) -> Mapping[str, float]:
-        """The engine's sums of loss, tokens and the like over the pieces inside."""
         return self.engine.scalars()
 
     def accumulators_fault(self, *, suspected: bool) -> str:
-        """The fault that the engine finds in its accumulators; empty for none."""
         return self.engine.accumulators_fault(suspected=suspected)
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
-        """The fault that the engine finds in a reduced result; empty for none."""
         return self.engine.result_fault(reduced)
 
     def result_digest(self, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> str:
-        """The engine's digest of a reduced result."""
         return self.engine.result_digest(reduced, scalars)
 
     def weights_digest(self) -> str:
-        """The engine's digest of its weights."""
         return self.engine.weights_digest()
 
     def weights_checksums(self) -> Mapping[str, int]:
-        """The engine's checksum of each tensor of its weights."""
         return self.engine.weights_checksums()
 
     def evaluate(self, step: int, pieces: Sequence[int], source: BatchSource) -> Mapping[str, float]:
-        """The loss function's values, summed by the engine over ``pieces`` of ``source``."""
         return self.engine.evaluate(step, pieces, source)
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
-        """Have the engine apply the committed update; returns its report."""
         return self.engine.apply(step, reduced, scalars)
 
     def state_tensors(self) -> Mapping[str, torch.Tensor]:
-        """The tensors of the engine's state."""
         return self.engine.state_tensors()
 
     def state_values(self) -> Mapping[str, Any]:
-        """The values of the engine's state."""
         return self.engine.state_values()
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
-        """Have the engine take over another rank's state."""
         self.engine.adopt_state(step, values)

@@ -76,7 +76,8 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
     if is_dataclass(thing):
         yield "Fields: " + ", ".join(f"`{field.name}`" for field in fields(thing)) + ".\n"
     elif inspect.isclass(thing):
-        for method, function in vars(thing).items():
+        own = (base for base in thing.__mro__ if base.__module__ == thing.__module__)
+        for method, function in {name: one for base in own for name, one in vars(base).items()}.items():
             if inspect.isfunction(function) and not method.startswith("_"):
                 yield f"```python\n{method}{_signature(function)}\n```\n"
                 yield _prose(inspect.getdoc(function))

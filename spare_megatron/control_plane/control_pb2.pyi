@@ -8,49 +8,27 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 class Integers(_message.Message):
     __slots__ = ("values",)
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pairs(_message.Message):
     __slots__ = ("values",)
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Figure(_message.Message):
     __slots__ = ("name", "value")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
     name: str
     value: float
     def __init__(self, name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("opened",)
-    OPENED_FIELD_NUMBER: _ClassVar[int]
     opened: bool
     def __init__(self, opened: _Optional[bool] = ...) -> None: ...
 
 class GroupReport(_message.Message):
     __slots__ = ("then", "arrival", "heartbeat", "ballot", "applied", "saved", "step_report", "stop_request", "rank_closed", "ready", "caught_up", "void", "withdrawn", "runs_out", "gave_back", "hosts", "have")
-    THEN_FIELD_NUMBER: _ClassVar[int]
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
-    BALLOT_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
-    SAVED_FIELD_NUMBER: _ClassVar[int]
-    STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
-    STOP_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    RANK_CLOSED_FIELD_NUMBER: _ClassVar[int]
-    READY_FIELD_NUMBER: _ClassVar[int]
-    CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
-    VOID_FIELD_NUMBER: _ClassVar[int]
-    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
-    RUNS_OUT_FIELD_NUMBER: _ClassVar[int]
-    GAVE_BACK_FIELD_NUMBER: _ClassVar[int]
-    HOSTS_FIELD_NUMBER: _ClassVar[int]
-    HAVE_FIELD_NUMBER: _ClassVar[int]
     then: _containers.RepeatedCompositeFieldContainer[GroupReport]
     arrival: Arrival
     heartbeat: Heartbeat
@@ -72,15 +50,6 @@ class GroupReport(_message.Message):
 
 class Hello(_message.Message):
     __slots__ = ("group", "incarnation", "fingerprint", "last_applied", "held", "fencing", "committed", "process_nonce", "replaces")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    LAST_APPLIED_FIELD_NUMBER: _ClassVar[int]
-    HELD_FIELD_NUMBER: _ClassVar[int]
-    FENCING_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    PROCESS_NONCE_FIELD_NUMBER: _ClassVar[int]
-    REPLACES_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     fingerprint: str
@@ -94,12 +63,6 @@ class Hello(_message.Message):
 
 class Arrival(_message.Message):
     __slots__ = ("hello", "ranks", "spec_json", "job_json", "addresses", "serving_at")
-    HELLO_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
-    SPEC_JSON_FIELD_NUMBER: _ClassVar[int]
-    JOB_JSON_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    SERVING_AT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ranks: int
     spec_json: str
@@ -110,12 +73,6 @@ class Arrival(_message.Message):
 
 class LastRank(_message.Message):
     __slots__ = ("position", "step", "phase", "counter", "pieces_done", "still_s")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    COUNTER_FIELD_NUMBER: _ClassVar[int]
-    PIECES_DONE_FIELD_NUMBER: _ClassVar[int]
-    STILL_S_FIELD_NUMBER: _ClassVar[int]
     position: int
     step: int
     phase: str
@@ -126,20 +83,12 @@ class LastRank(_message.Message):
 
 class LateRank(_message.Message):
     __slots__ = ("position", "silent_s")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    SILENT_S_FIELD_NUMBER: _ClassVar[int]
     position: int
     silent_s: float
     def __init__(self, position: _Optional[int] = ..., silent_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("step", "pieces_done", "waiting", "last", "late", "pace")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    PIECES_DONE_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    LATE_FIELD_NUMBER: _ClassVar[int]
-    PACE_FIELD_NUMBER: _ClassVar[int]
     step: int
     pieces_done: int
     waiting: int
@@ -150,10 +99,6 @@ class Heartbeat(_message.Message):
 
 class Pace(_message.Message):
     __slots__ = ("step", "begun", "since_s", "piece_s")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_FIELD_NUMBER: _ClassVar[int]
-    SINCE_S_FIELD_NUMBER: _ClassVar[int]
-    PIECE_S_FIELD_NUMBER: _ClassVar[int]
     step: int
     begun: int
     since_s: float
@@ -162,10 +107,6 @@ class Pace(_message.Message):
 
 class ParameterChecksum(_message.Message):
     __slots__ = ("piece", "position", "name", "checksum")
-    PIECE_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     piece: int
     position: int
     name: str
@@ -174,9 +115,6 @@ class ParameterChecksum(_message.Message):
 
 class Link(_message.Message):
     __slots__ = ("sender", "receiver", "silent")
-    SENDER_FIELD_NUMBER: _ClassVar[int]
-    RECEIVER_FIELD_NUMBER: _ClassVar[int]
-    SILENT_FIELD_NUMBER: _ClassVar[int]
     sender: int
     receiver: int
     silent: bool
@@ -184,19 +122,6 @@ class Link(_message.Message):
 
 class ReductionResult(_message.Message):
     __slots__ = ("step", "epoch", "ok", "pieces", "result_digest", "weights_digest", "links", "detail", "corrupt", "checksums", "audits", "parts", "state")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    OK_FIELD_NUMBER: _ClassVar[int]
-    PIECES_FIELD_NUMBER: _ClassVar[int]
-    RESULT_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    LINKS_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
-    CORRUPT_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
-    AUDITS_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
-    STATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     ok: bool
@@ -214,9 +139,6 @@ class ReductionResult(_message.Message):
 
 class Vote(_message.Message):
     __slots__ = ("group", "incarnation", "result")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    RESULT_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     result: ReductionResult
@@ -224,9 +146,6 @@ class Vote(_message.Message):
 
 class Ballot(_message.Message):
     __slots__ = ("vote", "figures", "since_seen_s")
-    VOTE_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
-    SINCE_SEEN_S_FIELD_NUMBER: _ClassVar[int]
     vote: Vote
     figures: _containers.RepeatedCompositeFieldContainer[Figure]
     since_seen_s: float
@@ -234,10 +153,6 @@ class Ballot(_message.Message):
 
 class Applied(_message.Message):
     __slots__ = ("group", "incarnation", "step", "epoch")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     step: int
@@ -246,19 +161,12 @@ class Applied(_message.Message):
 
 class Ready(_message.Message):
     __slots__ = ("group", "incarnation")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class CaughtUp(_message.Message):
     __slots__ = ("group", "incarnation", "number", "step", "weights_digest")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     number: int
@@ -268,10 +176,6 @@ class CaughtUp(_message.Message):
 
 class Void(_message.Message):
     __slots__ = ("group", "incarnation", "number", "detail")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     number: int
@@ -280,10 +184,6 @@ class Void(_message.Message):
 
 class Withdrawn(_message.Message):
     __slots__ = ("group", "incarnation", "number", "detail")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     number: int
@@ -292,19 +192,12 @@ class Withdrawn(_message.Message):
 
 class RunsOut(_message.Message):
     __slots__ = ("step", "epoch")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class GaveBack(_message.Message):
     __slots__ = ("group", "incarnation", "step", "ask", "pieces")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    PIECES_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     step: int
@@ -314,11 +207,6 @@ class GaveBack(_message.Message):
 
 class Hosts(_message.Message):
     __slots__ = ("group", "incarnation", "shard", "opened", "detail")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     shard: int
@@ -328,12 +216,6 @@ class Hosts(_message.Message):
 
 class Have(_message.Message):
     __slots__ = ("group", "incarnation", "epoch", "shard", "whole", "detail")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     epoch: int
@@ -344,10 +226,6 @@ class Have(_message.Message):
 
 class Saved(_message.Message):
     __slots__ = ("group", "incarnation", "step", "directory")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     step: int
@@ -356,50 +234,28 @@ class Saved(_message.Message):
 
 class StepReport(_message.Message):
     __slots__ = ("step", "report_json")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    REPORT_JSON_FIELD_NUMBER: _ClassVar[int]
     step: int
     report_json: str
     def __init__(self, step: _Optional[int] = ..., report_json: _Optional[str] = ...) -> None: ...
 
 class Seen(_message.Message):
     __slots__ = ("epoch",)
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class RankClosed(_message.Message):
     __slots__ = ("position", "closed")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    CLOSED_FIELD_NUMBER: _ClassVar[int]
     position: int
     closed: bool
     def __init__(self, position: _Optional[int] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class RankReport(_message.Message):
     __slots__ = ("then", "arrival", "beat", "reduced", "step_report", "applied", "save_request", "stop_request", "seen", "ready", "caught_up", "void", "withdrawn", "begun", "opened", "have")
-    THEN_FIELD_NUMBER: _ClassVar[int]
-    ARRIVAL_FIELD_NUMBER: _ClassVar[int]
-    BEAT_FIELD_NUMBER: _ClassVar[int]
-    REDUCED_FIELD_NUMBER: _ClassVar[int]
-    STEP_REPORT_FIELD_NUMBER: _ClassVar[int]
-    APPLIED_FIELD_NUMBER: _ClassVar[int]
-    SAVE_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    STOP_REQUEST_FIELD_NUMBER: _ClassVar[int]
-    SEEN_FIELD_NUMBER: _ClassVar[int]
-    READY_FIELD_NUMBER: _ClassVar[int]
-    CAUGHT_UP_FIELD_NUMBER: _ClassVar[int]
-    VOID_FIELD_NUMBER: _ClassVar[int]
-    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
-    BEGUN_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    HAVE_FIELD_NUMBER: _ClassVar[int]
     then: _containers.RepeatedCompositeFieldContainer[RankReport]
     arrival: RankArrival
     beat: Beat
@@ -420,15 +276,6 @@ class RankReport(_message.Message):
 
 class RankArrival(_message.Message):
     __slots__ = ("group", "incarnation", "position", "fingerprint", "last_applied", "address", "serving_at", "process_nonce", "tickets")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    LAST_APPLIED_FIELD_NUMBER: _ClassVar[int]
-    ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    SERVING_AT_FIELD_NUMBER: _ClassVar[int]
-    PROCESS_NONCE_FIELD_NUMBER: _ClassVar[int]
-    TICKETS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     position: int
@@ -442,15 +289,11 @@ class RankArrival(_message.Message):
 
 class RankBegun(_message.Message):
     __slots__ = ("number",)
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
     number: int
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class RankOpened(_message.Message):
     __slots__ = ("shard", "opened", "detail")
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    OPENED_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     shard: int
     opened: bool
     detail: str
@@ -458,10 +301,6 @@ class RankOpened(_message.Message):
 
 class RankHave(_message.Message):
     __slots__ = ("epoch", "shard", "whole", "detail")
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    WHOLE_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     shard: int
     whole: bool
@@ -470,12 +309,6 @@ class RankHave(_message.Message):
 
 class Beat(_message.Message):
     __slots__ = ("position", "step", "phase", "counter", "in_phase", "pieces_done")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    PHASE_FIELD_NUMBER: _ClassVar[int]
-    COUNTER_FIELD_NUMBER: _ClassVar[int]
-    IN_PHASE_FIELD_NUMBER: _ClassVar[int]
-    PIECES_DONE_FIELD_NUMBER: _ClassVar[int]
     position: int
     step: int
     phase: str
@@ -486,9 +319,6 @@ class Beat(_message.Message):
 
 class Reduced(_message.Message):
     __slots__ = ("result", "figures", "row")
-    RESULT_FIELD_NUMBER: _ClassVar[int]
-    FIGURES_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
     result: ReductionResult
     figures: _containers.RepeatedCompositeFieldContainer[Figure]
     row: int
@@ -496,8 +326,6 @@ class Reduced(_message.Message):
 
 class RankApplied(_message.Message):
     __slots__ = ("step", "epoch")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
@@ -508,10 +336,6 @@ class RankReady(_message.Message):
 
 class RankCaughtUp(_message.Message):
     __slots__ = ("number", "step", "weights_digest", "row")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    ROW_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     weights_digest: str
@@ -520,42 +344,24 @@ class RankCaughtUp(_message.Message):
 
 class RankVoid(_message.Message):
     __slots__ = ("number", "detail")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     number: int
     detail: str
     def __init__(self, number: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RankWithdrawn(_message.Message):
     __slots__ = ("number", "detail")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    DETAIL_FIELD_NUMBER: _ClassVar[int]
     number: int
     detail: str
     def __init__(self, number: _Optional[int] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class SaveRequest(_message.Message):
     __slots__ = ("step", "directory")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     step: int
     directory: str
     def __init__(self, step: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("then", "welcome", "view", "commit", "fenced", "stop", "save_accepted", "refused", "neighbour", "donors", "tickets", "asked")
-    THEN_FIELD_NUMBER: _ClassVar[int]
-    WELCOME_FIELD_NUMBER: _ClassVar[int]
-    VIEW_FIELD_NUMBER: _ClassVar[int]
-    COMMIT_FIELD_NUMBER: _ClassVar[int]
-    FENCED_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    SAVE_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
-    NEIGHBOUR_FIELD_NUMBER: _ClassVar[int]
-    DONORS_FIELD_NUMBER: _ClassVar[int]
-    TICKETS_FIELD_NUMBER: _ClassVar[int]
-    ASKED_FIELD_NUMBER: _ClassVar[int]
     then: _containers.RepeatedCompositeFieldContainer[Order]
     welcome: Welcome
     view: View
@@ -572,17 +378,12 @@ class Order(_message.Message):
 
 class Tickets(_message.Message):
     __slots__ = ("first", "entries")
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
     first: int
     entries: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, first: _Optional[int] = ..., entries: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReliefAsk(_message.Message):
     __slots__ = ("fencing", "number", "pieces")
-    FENCING_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PIECES_FIELD_NUMBER: _ClassVar[int]
     fencing: int
     number: int
     pieces: int
@@ -590,39 +391,17 @@ class ReliefAsk(_message.Message):
 
 class Asked(_message.Message):
     __slots__ = ("step", "ask")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
     step: int
     ask: ReliefAsk
     def __init__(self, step: _Optional[int] = ..., ask: _Optional[_Union[ReliefAsk, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("fencing",)
-    FENCING_FIELD_NUMBER: _ClassVar[int]
     fencing: int
     def __init__(self, fencing: _Optional[int] = ...) -> None: ...
 
 class View(_message.Message):
     __slots__ = ("group", "incarnation", "epoch", "fencing", "live", "committed", "step", "segments", "standing", "offer", "leave", "audits", "disputed", "save", "serves", "ask", "asks_made", "adopts", "state_hosts")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    FENCING_FIELD_NUMBER: _ClassVar[int]
-    LIVE_FIELD_NUMBER: _ClassVar[int]
-    COMMITTED_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    OFFER_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    AUDITS_FIELD_NUMBER: _ClassVar[int]
-    DISPUTED_FIELD_NUMBER: _ClassVar[int]
-    SAVE_FIELD_NUMBER: _ClassVar[int]
-    SERVES_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    ASKS_MADE_FIELD_NUMBER: _ClassVar[int]
-    ADOPTS_FIELD_NUMBER: _ClassVar[int]
-    STATE_HOSTS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     epoch: int
@@ -646,12 +425,6 @@ class View(_message.Message):
 
 class StateHost(_message.Message):
     __slots__ = ("shard", "group", "incarnation", "standing", "donor", "step")
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    DONOR_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
     shard: int
     group: int
     incarnation: int
@@ -662,10 +435,6 @@ class StateHost(_message.Message):
 
 class Offer(_message.Message):
     __slots__ = ("learner", "number", "step", "donors")
-    LEARNER_FIELD_NUMBER: _ClassVar[int]
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DONORS_FIELD_NUMBER: _ClassVar[int]
     learner: Integers
     number: int
     step: int
@@ -674,9 +443,6 @@ class Offer(_message.Message):
 
 class Neighbour(_message.Message):
     __slots__ = ("group", "incarnation", "addresses")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -684,26 +450,17 @@ class Neighbour(_message.Message):
 
 class Addresses(_message.Message):
     __slots__ = ("values",)
-    VALUES_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, values: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Donors(_message.Message):
     __slots__ = ("number", "serving_at")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    SERVING_AT_FIELD_NUMBER: _ClassVar[int]
     number: int
     serving_at: _containers.RepeatedCompositeFieldContainer[Addresses]
     def __init__(self, number: _Optional[int] = ..., serving_at: _Optional[_Iterable[_Union[Addresses, _Mapping]]] = ...) -> None: ...
 
 class Commit(_message.Message):
     __slots__ = ("step", "epoch", "leave", "audits", "save", "serves")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    LEAVE_FIELD_NUMBER: _ClassVar[int]
-    AUDITS_FIELD_NUMBER: _ClassVar[int]
-    SAVE_FIELD_NUMBER: _ClassVar[int]
-    SERVES_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     leave: bool
@@ -714,41 +471,29 @@ class Commit(_message.Message):
 
 class Fenced(_message.Message):
     __slots__ = ("fencing", "reason")
-    FENCING_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     fencing: int
     reason: str
     def __init__(self, fencing: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Stop(_message.Message):
     __slots__ = ("outcome", "reason")
-    OUTCOME_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
     outcome: str
     reason: str
     def __init__(self, outcome: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SaveAccepted(_message.Message):
     __slots__ = ("step", "directory")
-    STEP_FIELD_NUMBER: _ClassVar[int]
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
     step: int
     directory: str
     def __init__(self, step: _Optional[int] = ..., directory: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason",)
-    REASON_FIELD_NUMBER: _ClassVar[int]
     reason: str
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Exited(_message.Message):
     __slots__ = ("group", "incarnation", "position", "status", "age_s")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    STATUS_FIELD_NUMBER: _ClassVar[int]
-    AGE_S_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     position: int
@@ -758,19 +503,12 @@ class Exited(_message.Message):
 
 class LostGroup(_message.Message):
     __slots__ = ("group", "incarnation")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RestartAnswer(_message.Message):
     __slots__ = ("now", "never", "why", "highest_incarnation", "drained")
-    NOW_FIELD_NUMBER: _ClassVar[int]
-    NEVER_FIELD_NUMBER: _ClassVar[int]
-    WHY_FIELD_NUMBER: _ClassVar[int]
-    HIGHEST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    DRAINED_FIELD_NUMBER: _ClassVar[int]
     now: bool
     never: bool
     why: str
@@ -780,10 +518,6 @@ class RestartAnswer(_message.Message):
 
 class DrainRequest(_message.Message):
     __slots__ = ("groups", "hosts", "reason", "undo")
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
-    HOSTS_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    UNDO_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedScalarFieldContainer[int]
     hosts: _containers.RepeatedScalarFieldContainer[str]
     reason: str
@@ -792,19 +526,12 @@ class DrainRequest(_message.Message):
 
 class DrainAnswer(_message.Message):
     __slots__ = ("refusal", "groups")
-    REFUSAL_FIELD_NUMBER: _ClassVar[int]
-    GROUPS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     groups: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AgentReport(_message.Message):
     __slots__ = ("lent", "found", "checked", "ended", "leaves")
-    LENT_FIELD_NUMBER: _ClassVar[int]
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    CHECKED_FIELD_NUMBER: _ClassVar[int]
-    ENDED_FIELD_NUMBER: _ClassVar[int]
-    LEAVES_FIELD_NUMBER: _ClassVar[int]
     lent: LentNode
     found: PathsFound
     checked: NodeChecked
@@ -814,10 +541,6 @@ class AgentReport(_message.Message):
 
 class LentNode(_message.Message):
     __slots__ = ("name", "places", "versions", "gpus")
-    NAME_FIELD_NUMBER: _ClassVar[int]
-    PLACES_FIELD_NUMBER: _ClassVar[int]
-    VERSIONS_FIELD_NUMBER: _ClassVar[int]
-    GPUS_FIELD_NUMBER: _ClassVar[int]
     name: str
     places: int
     versions: str
@@ -826,15 +549,11 @@ class LentNode(_message.Message):
 
 class PathsFound(_message.Message):
     __slots__ = ("missing",)
-    MISSING_FIELD_NUMBER: _ClassVar[int]
     missing: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, missing: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeChecked(_message.Message):
     __slots__ = ("number", "kind", "sentence")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
     number: int
     kind: str
     sentence: str
@@ -842,9 +561,6 @@ class NodeChecked(_message.Message):
 
 class RanksEnded(_message.Message):
     __slots__ = ("group", "incarnation", "status")
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    STATUS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     status: int
@@ -852,17 +568,11 @@ class RanksEnded(_message.Message):
 
 class NodeLeaves(_message.Message):
     __slots__ = ("why",)
-    WHY_FIELD_NUMBER: _ClassVar[int]
     why: str
     def __init__(self, why: _Optional[str] = ...) -> None: ...
 
 class AgentOrder(_message.Message):
     __slots__ = ("needed", "check", "start", "kill", "end")
-    NEEDED_FIELD_NUMBER: _ClassVar[int]
-    CHECK_FIELD_NUMBER: _ClassVar[int]
-    START_FIELD_NUMBER: _ClassVar[int]
-    KILL_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
     needed: NeededPaths
     check: CheckNode
     start: StartRanks
@@ -872,17 +582,12 @@ class AgentOrder(_message.Message):
 
 class NeededPaths(_message.Message):
     __slots__ = ("directory", "paths")
-    DIRECTORY_FIELD_NUMBER: _ClassVar[int]
-    PATHS_FIELD_NUMBER: _ClassVar[int]
     directory: str
     paths: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, directory: _Optional[str] = ..., paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CheckNode(_message.Message):
     __slots__ = ("number", "group", "command")
-    NUMBER_FIELD_NUMBER: _ClassVar[int]
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    COMMAND_FIELD_NUMBER: _ClassVar[int]
     number: int
     group: int
     command: str
@@ -890,9 +595,6 @@ class CheckNode(_message.Message):
 
 class RankPlace(_message.Message):
     __slots__ = ("position", "local_rank", "log")
-    POSITION_FIELD_NUMBER: _ClassVar[int]
-    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
-    LOG_FIELD_NUMBER: _ClassVar[int]
     position: int
     local_rank: int
     log: str
@@ -902,16 +604,9 @@ class StartRanks(_message.Message):
     __slots__ = ("group", "incarnation", "words", "environ", "ranks")
     class EnvironEntry(_message.Message):
         __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
         key: str
         value: str
         def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
-    GROUP_FIELD_NUMBER: _ClassVar[int]
-    INCARNATION_FIELD_NUMBER: _ClassVar[int]
-    WORDS_FIELD_NUMBER: _ClassVar[int]
-    ENVIRON_FIELD_NUMBER: _ClassVar[int]
-    RANKS_FIELD_NUMBER: _ClassVar[int]
     group: int
     incarnation: int
     words: _containers.RepeatedScalarFieldContainer[str]
@@ -925,8 +620,6 @@ class KillRanks(_message.Message):
 
 class AgentEnd(_message.Message):
     __slots__ = ("sentence", "refused")
-    SENTENCE_FIELD_NUMBER: _ClassVar[int]
-    REFUSED_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     refused: bool
     def __init__(self, sentence: _Optional[str] = ..., refused: _Optional[bool] = ...) -> None: ...

@@ -86,7 +86,7 @@ def all_sentences(given: Sequence[tuple[str, Refusal]], lines_max: int = LINES_M
 def refused_names() -> dict[str, Refusal]:
     """Name of each refused flag -> its refusal."""
     ours = {name for section, (_, cls) in SECTIONS.items() for spec in specs_of(section, cls) for name in spec.names}
-    refused = {f"--{name}": Refusal(reason, instead) for reason, instead, names in FLAGS for name in names}
+    refused = {name: Refusal(reason, instead) for reason, instead, names in FLAGS for name in names.split()}
     for row in megatron_table().values():
         for name in row["names"]:
             if row["group"] in GROUPS and name not in ours and name not in taken():

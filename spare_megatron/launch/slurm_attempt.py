@@ -171,9 +171,8 @@ class SlurmAttempt:
 
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
-        publish_accepted(
-            self._dir, launch.flags.checkpoint_dirs, self._announce
-        )  # of an earlier start, which may have died
+        # of an earlier start, which may have died
+        publish_accepted(self._dir, launch.flags.checkpoint_dirs, self._announce)
         self._link_logs()
         groups = launch.allocation.ranks // launch.group_size
         incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)

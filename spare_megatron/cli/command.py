@@ -40,11 +40,6 @@ def command(name: str) -> Callable[[Main], Main]:
     return with_refusals
 
 
-def flag_of(name: str) -> str:
-    """The flag whose destination is ``name``."""
-    return "--" + name.replace("_", "-")
-
-
 def given(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
     """The fields of dataclass ``cls`` whose flags, of the same names, were given or have a default."""
     values = {field.name: getattr(args, field.name, None) for field in fields(cls)}

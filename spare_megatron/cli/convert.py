@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from spare_megatron.checkpoint.convert.hf_values import DEFAULTS
-from spare_megatron.cli.command import flag_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.version_flag import add_version
 
 if TYPE_CHECKING:
@@ -112,11 +112,11 @@ def _wish(options: argparse.Namespace) -> Wish:
     for name in ("target_tensor", "target_pipeline", "target_expert"):
         value = getattr(options, f"{name}_parallel_size")
         if value is not None and value < 1:
-            raise ConfigError(f"{flag_of(name)}-parallel-size is {value}, but must be at least 1")
+            raise ConfigError(f"{flag_name(name)}-parallel-size is {value}, but must be at least 1")
     for name in ("true_vocab_size", "make_vocab_size_divisible_by"):
         value = getattr(options, name)
         if value is not None and value < 1:
-            raise ConfigError(f"{flag_of(name)} is {value}, but must be at least 1")
+            raise ConfigError(f"{flag_name(name)} is {value}, but must be at least 1")
     import torch
 
     from spare_megatron.checkpoint.convert.conversion import Wish

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from spare_megatron.cli.command import flag_of
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.piece_sizes import check
 from spare_megatron.planning.piece_size import Share
 from spare_megatron.planning.reduction_cost import GPUS, TOKENS, exact_share
@@ -89,4 +89,4 @@ def share_of(args: argparse.Namespace, mode: str) -> Share:
 def given_cost_flags(args: argparse.Namespace) -> list[str]:
     """The flags of :func:`share_of` that were given, with their values."""
     names = ("device", "microbatch_tokens", "exact_cost")
-    return [f"{flag_of(name)} {getattr(args, name)}" for name in names if getattr(args, name) is not None]
+    return [f"{flag_name(name)} {getattr(args, name)}" for name in names if getattr(args, name) is not None]

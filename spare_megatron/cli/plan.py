@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.command import command, flag_of, given, lines_of
+from spare_megatron.cli.command import command, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.version_flag import add_version
@@ -276,7 +277,7 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"{flag_of(name)} is {value}, but must be a finite number above 0")
+            raise ConfigError(f"{flag_name(name)} is {value}, but must be a finite number above 0")
     if args.gpu_memory_gib is not None and args.params is None:
         raise ConfigError(f"--gpu-memory-gib {args.gpu_memory_gib:g} is given without --params; give the model's size")
     if args.standby_groups is not None and args.standby_groups_max is not None:
@@ -290,7 +291,7 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
     for name in ("node_repair_h", "node_share", "group_restart_s"):
         if getattr(args, name) is not None and args.gpus_per_node is None:
-            value = f"{flag_of(name)} {getattr(args, name):g}"
+            value = f"{flag_name(name)} {getattr(args, name):g}"
             raise ConfigError(f"{value} has no effect without --gpus-per-node G; give both")
     mtbf_s, shape = args.mtbf_s, args.weibull_shape
     if mtbf_s is None and args.trace is None:

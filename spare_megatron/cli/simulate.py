@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from spare_megatron.cli.command import command, flag_of, given, lines_of
+from spare_megatron.cli.command import command, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.injection import FORM
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.coordinator.journal import JournalError
@@ -283,7 +284,7 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
     for name in ("mtbf_s", "weibull_shape", "clocks", "topology", "domain_mtbf_s"):
         if args.trace is not None and getattr(args, name) is not None:
             raise ConfigError(
-                f"--trace {args.trace} has all failures, so {flag_of(name)} {getattr(args, name)} has no "
+                f"--trace {args.trace} has all failures, so {flag_name(name)} {getattr(args, name)} has no "
                 "effect; leave one of them out"
             )
     if not args.stragglers and args.straggler_slowdown is not None:
@@ -293,7 +294,7 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
     if args.nodes_per_group is None:
         for name in ("spare_nodes", "node_repair_h", "node_share"):
             if getattr(args, name) is not None:
-                value = f"{flag_of(name)} {getattr(args, name):g}"
+                value = f"{flag_name(name)} {getattr(args, name):g}"
                 raise ConfigError(f"{value} has no effect without --nodes-per-group G; give both")
         if args.no_salvage:
             raise ConfigError("--no-salvage has no effect without --nodes-per-group G; give both")

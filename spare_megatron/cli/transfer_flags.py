@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from math import isfinite
 
-from spare_megatron.cli.command import flag_of
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.planning.catching_up import DONORS
 
 RESULT_SHARE = 1 / 3
@@ -33,11 +33,11 @@ def transfer_of(args: argparse.Namespace, rejoin_s: float | None) -> tuple[float
     for name in given:
         value = getattr(args, name)
         if not isfinite(value) or value <= 0:
-            raise ConfigError(f"{flag_of(name)} is {value:g}, but must be a finite number above 0")
+            raise ConfigError(f"{flag_name(name)} is {value:g}, but must be a finite number above 0")
     if given and rejoin_s is None:
-        raise ConfigError(f"{flag_of(given[0])} has no effect without --rejoin-s S; give both")
+        raise ConfigError(f"{flag_name(given[0])} has no effect without --rejoin-s S; give both")
     if given and args.state_gib is None:
-        raise ConfigError(f"{flag_of(given[0])} has no effect without --state-gib G; give both")
+        raise ConfigError(f"{flag_name(given[0])} has no effect without --state-gib G; give both")
     if args.state_gib is None:
         return 0.0, 0.0
     rate = DONORS * (args.transfer_gib_per_s or 1.0)

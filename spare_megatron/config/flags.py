@@ -1,4 +1,4 @@
-"""Declares which command-line flag a dataclass field is.
+"""Declares which command-line flag a dataclass field is, and how flags are named.
 
 A field of a config dataclass is the flag ``--field-name`` unless :func:`flag` gives other names. The annotation decides
 what the flag takes: a ``bool`` with default False is a switch that turns it on, a ``bool`` with default True needs
@@ -28,3 +28,8 @@ class FlagMeta:
 def flag(default: Any, *names: str, kind: str = "", nargs: str | int = "") -> Any:
     """A dataclass field with ``default`` whose flag does not follow from its name and annotation alone."""
     return field(default=default, metadata={"flag": FlagMeta(names, kind, nargs)})
+
+
+def flag_name(dest: str) -> str:
+    """The name of the flag whose value is called ``dest``."""
+    return "--" + dest.replace("_", "-")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags import core_versions, hybrid_pattern
@@ -83,7 +84,7 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need("CUDA", "--moe-grouped-gemm", has_cuda, "leave --moe-grouped-gemm out")
     for name in ("use_transformer_engine_op_fuser", "fused_residual_rmsnorm", "fp8_output_proj"):
         if getattr(ns, name):
-            yield Need(engine, "--" + name.replace("_", "-"), has_package("transformer_engine"), "leave it out")
+            yield Need(engine, flag_name(name), has_package("transformer_engine"), "leave it out")
     if ns.otel_enabled:
         there = has_package("opentelemetry.exporter.otlp.proto.http")
         yield Need("OpenTelemetry", "--otel-enabled", there, "pip install 'spare_megatron[otel]'")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from spare_megatron.config.flags import flag_name
 from spare_megatron.flags import core_versions, no_effect, refusals
 from spare_megatron.flags.parser import titled
 from spare_megatron.flags.specs import CORE_SECTIONS, HERE, SECTIONS, docs_of
@@ -72,7 +73,7 @@ def _without_effect() -> Iterator[str]:
     yield from _by_reason(no_effect.ALWAYS_SO.items())
     yield from ("", "These ask for another way to the same result; time or memory may differ from Megatron's:")
     yield from _by_reason(no_effect.TIME_ONLY.items())
-    values = ((f"--{dest.replace('_', '-')} {value}", reason) for (dest, value), reason in no_effect.VALUES.items())
+    values = ((f"{flag_name(dest)} {value}", reason) for (dest, value), reason in no_effect.VALUES.items())
     yield from _by_reason(values)
 
 
@@ -84,7 +85,7 @@ def _refused() -> Iterator[str]:
     for name, refusal in sorted(refusals.refused_names().items()):
         by_refusal.setdefault(refusal, []).append(name)
     for (dest, value), why in refusals.VALUES.items():
-        by_refusal.setdefault(refusals.Refusal(*why), []).append(f"--{dest.replace('_', '-')} {value}")
+        by_refusal.setdefault(refusals.Refusal(*why), []).append(f"{flag_name(dest)} {value}")
     for refusal, flags in by_refusal.items():
         yield f"| {refusal.reason} | {refusal.instead or '-'} | {' '.join(f'`{flag}`' for flag in flags)} |"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
 
 FLAG = "--hybrid-layer-pattern"
@@ -118,7 +119,7 @@ def resolve_hybrid(ns: Namespace) -> None:
     layers = len(pattern.main)
     for name in ("num_layers", "encoder_num_layers"):
         if getattr(ns, name) not in (None, layers):
-            flag = f"--{name.replace('_', '-')} {getattr(ns, name)}"
+            flag = f"{flag_name(name)} {getattr(ns, name)}"
             ns.spare_notes += (f"{flag}: the {counted(layers, 'layer')} of {FLAG} count, as in Megatron",)
         setattr(ns, name, layers)
     if (ns.mtp_num_layers or 0) != pattern.predicted:
@@ -157,7 +158,7 @@ def hybrid_chunks(ns: Namespace) -> int:
     others = [name for name, default in _OTHER_LAYOUTS.items() if getattr(ns, name) != default]
     others += [name for name in _ENDS if piped and getattr(ns, name) is not None]
     if others:
-        flags = " and ".join(f"--{name.replace('_', '-')}" for name in others)
+        flags = " and ".join(flag_name(name) for name in others)
         raise ConfigError(f"{flags} does not go with {FLAG}: its | say where pipeline stages end; leave it out")
     if len(pattern.stages) % pipeline and piped:
         nearest = max(1, round(len(pattern.stages) / pipeline)) * pipeline

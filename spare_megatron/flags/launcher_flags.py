@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.flags.checkpoint_args import SavedArgs, degrees
 from spare_megatron.flags.parser import Parser, add_flag
@@ -106,7 +107,7 @@ def group_size(namespace: argparse.Namespace) -> int:
     for name in DEGREES:
         value = getattr(namespace, name)
         if isinstance(value, int) and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+            raise ConfigError(f"{flag_name(name)} is {value}, but must be at least 1")
     tensor, context = namespace.tensor_model_parallel_size, namespace.context_parallel_size
     expert = namespace.expert_model_parallel_size * (namespace.expert_tensor_parallel_size or tensor)
     inner = namespace.spare_inner_data_parallel

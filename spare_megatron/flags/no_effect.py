@@ -12,6 +12,8 @@ import functools
 from argparse import Namespace
 from collections.abc import Iterator
 
+from spare_megatron.config.flags import flag_name
+
 ALWAYS_SO: dict[str, str] = {
     "--use-mcore-models": "models are megatron-core's",
     "--use-flash-attn": "megatron-core's models choose their kernel by --attention-backend, which by itself takes the "
@@ -191,6 +193,6 @@ def notes(names: list[str], ns: Namespace) -> Iterator[str]:
         by_reason.setdefault(taken()[name], []).append(name)
     for (dest, value), reason in VALUES.items():
         if getattr(ns, dest) == value:
-            by_reason.setdefault(reason, []).append(f"--{dest.replace('_', '-')} {value}")
+            by_reason.setdefault(reason, []).append(f"{flag_name(dest)} {value}")
     for reason, reported in by_reason.items():
         yield f"{' and '.join(dict.fromkeys(reported))}: {reason}"

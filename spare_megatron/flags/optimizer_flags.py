@@ -12,6 +12,7 @@ from argparse import Namespace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
+from spare_megatron.flags.resolve import at_least
 
 EMERGING = ("muon", "lion", "soap")
 PACKAGE = "emerging-optimizers"
@@ -90,13 +91,9 @@ def check_optimizer(ns: Namespace, shape: JobShape) -> None:
         raise ConfigError(
             f"--muon-coefficient-type is {ns.muon_coefficient_type!r}, but {PACKAGE} knows {', '.join(COEFFICIENTS)}"
         )
-    if ns.muon_num_ns_steps < 1:
-        raise ConfigError(f"--muon-num-ns-steps is {ns.muon_num_ns_steps}, but must be at least 1")
+    at_least(ns, 1, "muon_num_ns_steps")
     if not 0.0 <= ns.ademamix_beta3 < 1.0:
         raise ConfigError(f"--ademamix-beta3 is {ns.ademamix_beta3}, but must be in 0 <= x < 1, as in 0.9999")
     if ns.ademamix_alpha < 0.0:
         raise ConfigError(f"--ademamix-alpha is {ns.ademamix_alpha}, but must be at least 0, as in 8")
-    for dest in ("ademamix_alpha_warmup", "ademamix_beta3_warmup"):
-        steps = getattr(ns, dest)
-        if steps is not None and steps < 0:
-            raise ConfigError(f"--{dest.replace('_', '-')} is {steps}, but must be at least 0")
+    at_least(ns, 0, "ademamix_alpha_warmup", "ademamix_beta3_warmup")

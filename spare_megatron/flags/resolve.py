@@ -13,6 +13,7 @@ from typing import Any
 
 from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.place import WorldHint
 from spare_megatron.config.plural import counted
 from spare_megatron.config.shape import JobShape
@@ -26,7 +27,7 @@ def need(namespace: Namespace, dest: str, example: str) -> Any:
     """The value of a flag that every job needs; ConfigError where it is missing."""
     value = getattr(namespace, dest)
     if value is None:
-        raise ConfigError(f"--{dest.replace('_', '-')} is missing; give it, as in --{dest.replace('_', '-')} {example}")
+        raise ConfigError(f"{flag_name(dest)} is missing; give it, as in {flag_name(dest)} {example}")
     return value
 
 
@@ -35,7 +36,7 @@ def at_least(namespace: Namespace, least: int, *dests: str) -> None:
     for dest in dests:
         value = getattr(namespace, dest)
         if value is not None and value < least:
-            raise ConfigError(f"--{dest.replace('_', '-')} is {value}, but must be at least {least}")
+            raise ConfigError(f"{flag_name(dest)} is {value}, but must be at least {least}")
 
 
 def resolve_model(ns: Namespace) -> None:
@@ -189,9 +190,7 @@ def _chunks(ns: Namespace, pipeline: int) -> int | None:
         if getattr(ns, name) is not None
     ]
     if len(given) > 1:
-        raise ConfigError(
-            " and ".join(f"--{name.replace('_', '-')}" for name in given) + " say the same thing; give one of them"
-        )
+        raise ConfigError(" and ".join(flag_name(name) for name in given) + " say the same thing; give one of them")
     chunks: int | None = ns.num_virtual_stages_per_pipeline_rank
     if ns.num_layers_per_virtual_pipeline_stage is not None:
         at_least(ns, 1, "num_layers_per_virtual_pipeline_stage")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config import sections
-from spare_megatron.config.flags import FlagMeta
+from spare_megatron.config.flags import FlagMeta, flag_name
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.flags import core_versions
 
@@ -65,10 +65,6 @@ class FlagSpec:
     """A key of SECTIONS or of CORE_SECTIONS."""
     choices: tuple[Any, ...] = ()
     nargs: str | int = ""
-
-
-def flag_name(dest: str, prefix: str = "--") -> str:
-    return prefix + dest.replace("_", "-")
 
 
 def unwrapped(annotation: Any) -> Any:

@@ -10,6 +10,7 @@ from argparse import Namespace
 
 from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import shapes_of
 from spare_megatron.config.shape import JobShape
@@ -19,7 +20,7 @@ from spare_megatron.flags.batch_flags import check_evaluation
 from spare_megatron.flags.hybrid_pattern import check_hybrid
 from spare_megatron.flags.optimizer_flags import check_optimizer, check_state_redundancy, splits
 from spare_megatron.flags.predicted_tokens import check_predicted
-from spare_megatron.flags.resolve import counted_layers, nearest_multiple
+from spare_megatron.flags.resolve import at_least, counted_layers, nearest_multiple
 
 
 def refuse(condition: object, sentence: str) -> None:
@@ -89,7 +90,7 @@ def _check_activation(ns: Namespace) -> None:
     activations = [name for name in ("swiglu", "squared_relu", "quick_geglu") if getattr(ns, name)]
     refuse(
         len(activations) > 1,
-        " and ".join("--" + name.replace("_", "-") for name in activations) + " are two activations; give one",
+        " and ".join(flag_name(name) for name in activations) + " are two activations; give one",
     )
     if ns.use_te_activation_func:
         unknown = [name for name in activations if name != "swiglu"]
@@ -214,7 +215,7 @@ def check_experts(ns: Namespace) -> None:
     )
     if experts is None:
         return
-    refuse(width < 1, f"--moe-ffn-hidden-size is {width}, but must be at least 1")
+    at_least(ns, 1, "moe_ffn_hidden_size")
     refuse(
         experts % parallel,
         f"--num-experts {experts} is not divisible by --expert-model-parallel-size {parallel}; "
@@ -260,14 +261,13 @@ def check_training(ns: Namespace) -> None:
     refuse(ns.lr is None, "--lr is missing; give it, as in --lr 3e-4")
     refuse(ns.lr <= 0, f"--lr is {ns.lr}, but must be above 0")
     refuse(ns.min_lr > ns.lr, f"--min-lr {ns.min_lr} is above --lr {ns.lr}; use --min-lr {ns.lr} or less")
-    for name in ("log_interval", "eval_interval", "exit_interval", "exit_duration_in_mins", "tensorboard_log_interval"):
-        value = getattr(ns, name)
-        refuse(value is not None and value < 1, f"--{name.replace('_', '-')} is {value}, but must be at least 1")
+    at_least(ns, 1, "log_interval", "eval_interval", "exit_interval", "exit_duration_in_mins")
+    at_least(ns, 1, "tensorboard_log_interval")
     refuse(ns.eval_iters < -1, f"--eval-iters is {ns.eval_iters}, but must not be negative; 0 or -1 evaluates nothing")
     refuse(ns.clip_grad < 0, f"--clip-grad is {ns.clip_grad}, but must not be negative; 0 clips nothing")
     for name in ("hidden_dropout", "attention_dropout"):
         value = getattr(ns, name)
-        refuse(not 0 <= value < 1, f"--{name.replace('_', '-')} is {value}, but must be in 0 <= x < 1")
+        refuse(not 0 <= value < 1, f"{flag_name(name)} is {value}, but must be in 0 <= x < 1")
     refuse(
         ns.recompute_granularity == "selective" and ns.recompute_method is not None,
         f"--recompute-method {ns.recompute_method} is only for --recompute-granularity full; leave it out",
@@ -304,9 +304,10 @@ def check_checkpoint(ns: Namespace) -> None:
         f"--spare-mtbf-gpu-hours is {hours}, but must be a finite number above 0",
     )
     for name in ("save_retain_interval", "spare_keep_checkpoints"):
-        value, flag = getattr(ns, name), f"--{name.replace('_', '-')}"
-        refuse(value is not None and value < 1, f"{flag} is {value}, but must be at least 1")
-        refuse(value is not None and ns.save is None, f"{flag} {value} needs --save, the directory of the checkpoints")
+        at_least(ns, 1, name)
+        value = getattr(ns, name)
+        needs = "needs --save, the directory of the checkpoints"
+        refuse(value is not None and ns.save is None, f"{flag_name(name)} {value} {needs}")
     refuse(
         ns.async_save and ns.spare_no_async_save,
         "--async-save and --spare-no-async-save contradict each other; leave one of them out",
@@ -346,11 +347,7 @@ def check_data(ns: Namespace) -> None:
         ns.tokenizer_type == "NullTokenizer" and ns.vocab_size is None,
         "--tokenizer-type NullTokenizer needs --vocab-size, the number of token ids in the data",
     )
-    refuse(ns.vocab_size is not None and ns.vocab_size < 1, f"--vocab-size is {ns.vocab_size}, but must be at least 1")
-    refuse(
-        ns.make_vocab_size_divisible_by < 1,
-        f"--make-vocab-size-divisible-by is {ns.make_vocab_size_divisible_by}, but must be at least 1",
-    )
+    at_least(ns, 1, "vocab_size", "make_vocab_size_divisible_by")
 
 
 def check_telemetry(ns: Namespace) -> None:

@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 
 END_FLAGS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
 """Flags that act at the ends of documents, and on nothing where the tokenizer has no token for them."""
@@ -40,7 +41,7 @@ def build_tokenizer(args: Namespace) -> Any:
     tokenizer = tokenizers.build_tokenizer(args)
     for name in END_FLAGS:
         if getattr(args, name):
-            tokenizers.needed_eod(tokenizer, args, f"--{name.replace('_', '-')}")
+            tokenizers.needed_eod(tokenizer, args, flag_name(name))
     args.padded_vocab_size = padded_vocabulary(int(tokenizer.vocab_size), args)
     args.spare_vocabulary_ids = int(tokenizer.vocab_size) + (args.vocab_extra_ids or 0)
     return tokenizer

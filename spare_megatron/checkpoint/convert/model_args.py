@@ -11,6 +11,7 @@ import torch
 from spare_megatron.checkpoint.convert.hf_values import DEFAULTS
 from spare_megatron.checkpoint.convert.model import ModelShape
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.flags import flag_name
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "squared_relu": (False, None),
@@ -151,9 +152,9 @@ def _given(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     for name in names:
         value = getattr(shape, name)
         if value is True:
-            words.append(f"--{name.replace('_', '-')}")
+            words.append(flag_name(name))
         elif value not in (None, False):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words += [flag_name(name), str(value)]
     return words
 
 

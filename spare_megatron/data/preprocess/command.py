@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.flags import flag
+from spare_megatron.config.flags import flag, flag_name
 from spare_megatron.config.plural import counted
 from spare_megatron.config.sections import TokenizerConfig
 from spare_megatron.config.version_flag import add_version
@@ -114,10 +114,10 @@ def check(args: Namespace) -> None:
     """ConfigError for a flag that is missing or has an impossible value."""
     for name in ("input", "output_prefix", "tokenizer_type"):
         if getattr(args, name) is None:
-            raise ConfigError(f"--{name.replace('_', '-')} is missing; give it (see --help)")
+            raise ConfigError(f"{flag_name(name)} is missing; give it (see --help)")
     for name in ("workers", "partitions", "log_interval"):
         if getattr(args, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(args, name)}, but must be at least 1")
+            raise ConfigError(f"{flag_name(name)} is {getattr(args, name)}, but must be at least 1")
     if args.keep_sequential_samples:
         args.partitions = 1
     check_inputs(args.input)
@@ -132,7 +132,7 @@ def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
     Of each file, its size in bytes and its modification time in ns.
     """
     ignored = ("workers", "log_interval", "output_prefix", "input")
-    settings = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if name not in ignored}
+    settings = {flag_name(name): value for name, value in vars(args).items() if name not in ignored}
     settings["--input"] = [str(path) for path in files]
     models = (args.tokenizer_model, args.vocab_file, args.merge_file)
     for path in (*files, *(Path(model) for model in models if model is not None)):

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from spare_megatron.checkpoint.files import ManifestEntry, entry_of
 from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import sync_directory
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
@@ -116,7 +117,7 @@ def publish(partial: Path, save: Path, step: int) -> Path:
         os.replace(partial, final)
         failpoints.hit("checkpoint.published")
     _mark_of(partial).unlink(missing_ok=True)
-    _sync_directory(save)
+    sync_directory(save)
     _replace(save / TRACKER, str(step))
     return final
 
@@ -319,12 +320,4 @@ def _replace(path: Path, text: str) -> None:
     failpoints.hit_file(path, "rename")
     os.replace(temporary, path)
     failpoints.hit_file(path, "renamed")
-    _sync_directory(path.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(path.parent)

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 packages=
 if [ "${1:-}" != "--quick" ]; then
-  { ./scripts/slurm_for_tests.sh && ./scripts/chromium_for_tests.sh && ./scripts/simgrid_for_tests.sh; } &
+  for one in slurm chromium simgrid; do ./scripts/packages_for_tests.sh "$one" || exit; done &
   packages=$!
 fi
 ./scripts/setup.sh || { code=$?; wait; exit "$code"; }

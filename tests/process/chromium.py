@@ -13,7 +13,7 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-u
 def missing() -> str:
     """Why no browser can be started; empty: one can."""
     absent = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
-    return f"{' and '.join(absent)} not installed: scripts/chromium_for_tests.sh" if absent else ""
+    return f"{' and '.join(absent)} not installed: scripts/packages_for_tests.sh chromium" if absent else ""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ case "${1:-}" in
     ;;
   simgrid) # the independent engine that the simulator is checked against
     there() { /usr/bin/python3 -c 'import simgrid'; }
-    packages="python3-simgrid" tests="the test against SimGrid"
+    packages="python3-simgrid" tests="the tests against SimGrid"
     ;;
   *)
     echo "packages_for_tests.sh: '${1:-}' is not known; use slurm, chromium or simgrid" >&2

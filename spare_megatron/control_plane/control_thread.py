@@ -101,7 +101,7 @@ class SessionSide(Protocol):
 
     @property
     def tickets_read(self) -> int:
-        """The number of the first word of the ticket stream that the training thread has not read."""
+        """The number of the first entry of the ticket stream that the training thread has not read."""
 
 
 class Agent:

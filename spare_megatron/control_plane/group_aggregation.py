@@ -152,7 +152,7 @@ class MinOverRanks(Generic[Mark]):
 class Tally:
     """How many pieces of its step the whole group has done, which is what its slowest rank has done.
 
-    Each rank's word costs O(1), and one more for each piece that the group as a whole goes on.
+    Each rank's report costs O(1), and one more for each piece that the group as a whole goes on.
     """
 
     def __init__(self, group_size: int) -> None:

@@ -300,11 +300,11 @@ class Leader:
             orders.put_nowait(None)
         await server.stop(grace=self._setup.job.timeouts.grace_s)
 
-    def _issue(self, words: TicketStream, behind: pb.Order | None = None) -> None:
-        """Tell all ranks these words of the ticket stream; as one message with the order from which they follow."""
+    def _issue(self, stream: TicketStream, behind: pb.Order | None = None) -> None:
+        """Send all ranks these entries of the ticket stream; as one message with the order from which they follow."""
         orders = [] if behind is None else [behind]
-        if words.entries:
-            orders.append(order_of(words))
+        if stream.entries:
+            orders.append(order_of(stream))
             if self._alone:
                 self._agent.take(orders[-1])
         if orders:

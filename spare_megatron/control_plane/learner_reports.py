@@ -23,7 +23,7 @@ RankLearnerReport = RankReady | RankCaughtUp | RankVoid | RankWithdrawn
 
 @dataclass
 class LearnerReports:
-    """The words of one group of ``size`` ranks with ``rows`` rows."""
+    """The reports of one group of ``size`` ranks with ``rows`` rows."""
 
     me: MemberId
     size: int
@@ -43,8 +43,8 @@ class LearnerReports:
         self._caught_up = MinOverRanks(self.rows, (-1, -1))
 
     def reported(self, view: View) -> Ready | None:
-        """Take the newest view; returns the group's word where it is ready: with each such view, because an offer may
-        have been made and have ended without a view that tells of it."""
+        """Take the newest view; returns the group's report where it is ready: with each such view, because an offer may
+        have been made and have ended without a view that shows it."""
         self._view = view
         if not view.is_member and self._caught_up.reached[0] == NO_OFFER:  # what it had without an offer is gone
             self._caught_up, self._last = MinOverRanks(self.rows, (-1, -1)), None
@@ -53,7 +53,7 @@ class LearnerReports:
         return self._ready_now()
 
     def receive(self, position: int, report: RankLearnerReport) -> GroupLearnerReport | None:
-        """Take the word of the rank at ``position``; returns the group's if this one decides it."""
+        """Take the report of the rank at ``position``; returns the group's if this one decides it."""
         if isinstance(report, RankReady):
             self._ready.add(position)
             return self._ready_now()
@@ -94,7 +94,7 @@ class LearnerReports:
         digests = self._digests[self._caught_up.reached]
         self._digests = {key: kept for key, kept in self._digests.items() if key > self._caught_up.reached}
         if len(digests) < self.rows:
-            return None  # a rank's word was lost with its connection: the next step's is the group's next word
+            return None  # a rank's report was lost with its connection: the next step's is the group's next one
         digest = joined_digests(digests[p] for p in sorted(digests))
         number, step = self._caught_up.reached
         self._last = CaughtUp(*self.me, number, step, digest)

@@ -97,7 +97,7 @@ class PaceMeter:
         self._began_s = self._at_s = 0.0
         """When the first and the last ticket of the step were begun."""
         self._full: tuple[int, float] | None = None
-        """(tickets begun, when) at the first word behind the filling."""
+        """(tickets begun, when) at the first report behind the filling."""
         self._piece_s = 0.0
         self._rested = False
         """Whether there was a time in this step without a ticket to begin."""
@@ -120,7 +120,7 @@ class PaceMeter:
         self._at_s, self._full, self._rested = now_s, None, True
 
     def pace(self, now_s: float) -> reports.Pace:
-        """By now. Before two words behind the filling: that of the step before, or what the tickets so far took where
+        """By now. Before two reports behind the filling: that of the step before, or what the tickets so far took where
         that was longer."""
         piece_s = self._piece_s
         if piece_s and not self._rested and (self._full is None or self._begun == self._full[0]):

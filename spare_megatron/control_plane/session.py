@@ -230,7 +230,7 @@ class Session:
 
     @property
     def tickets_read(self) -> int:
-        """Control thread: the number of the first word of the ticket stream that may still be read."""
+        """Control thread: the number of the first entry of the ticket stream that may still be read."""
         return self._tickets_read
 
     @property

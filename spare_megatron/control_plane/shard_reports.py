@@ -20,7 +20,7 @@ from spare_megatron.protocol.view import MemberId, View
 
 @dataclass
 class ShardReports:
-    """The words of one group of ``size`` ranks."""
+    """The reports of one group of ``size`` ranks."""
 
     me: MemberId
     size: int
@@ -44,15 +44,15 @@ class ShardReports:
         unknown = [shard for shard, is_known in view.adopts if not is_known and shard in self._answers]
         return [self._answers[shard] for shard in unknown]
 
-    def receive(self, position: int, word: RankOpened, now_s: float) -> Hosts | None:
-        """Take one rank's word; returns the group's if this one decides it."""
-        shard = word.shard
-        if word.opened:
+    def receive(self, position: int, report: RankOpened, now_s: float) -> Hosts | None:
+        """Take one rank's report; returns the group's if this one decides it."""
+        shard = report.shard
+        if report.opened:
             self._open_on.setdefault(shard, set()).add(position)
         if shard in self._answers or shard not in self._asked_s:
             return None
-        if not word.opened:
-            return self._answer(Hosts(*self.me, shard, False, f"rank {position}: {word.detail}"), now_s)
+        if not report.opened:
+            return self._answer(Hosts(*self.me, shard, False, f"rank {position}: {report.detail}"), now_s)
         if len(self._open_on[shard]) < self.size:
             return None
         return self._answer(Hosts(*self.me, shard, True), now_s)
@@ -78,9 +78,9 @@ class ShardReports:
         answer = self._answers.get(shard)
         return answer is not None and answer.opened
 
-    def _answer(self, word: Hosts, now_s: float) -> Hosts:
-        self._answers[word.shard], self._answered_s = word, now_s
-        return word
+    def _answer(self, answer: Hosts, now_s: float) -> Hosts:
+        self._answers[answer.shard], self._answered_s = answer, now_s
+        return answer
 
 
 @dataclass

@@ -123,7 +123,7 @@ def take_ask(orders: Orders, step: int, ask: ReliefAsk) -> tuple[Orders, Change]
 
 
 def take_tickets(orders: Orders, more: TicketStream, read: int = 0) -> tuple[Orders, Change]:
-    """The orders after words of the group's leader, of which this rank has read those before number ``read``. Words
+    """The orders after entries of the ticket stream, of which this rank has read those before number ``read``. Entries
     that are known change nothing. The leader sends its ranks a view or commit before the entries that follow from
     it."""
     stream = orders.stream.joined(more)

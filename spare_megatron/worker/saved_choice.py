@@ -36,7 +36,7 @@ def redundancy_of(asked: int | None, num_groups: int, data: str, place: Place) -
 
 
 def first_redundancy(asked: int | None, num_groups: int, data: str) -> int:
-    """The redundancy of a job first attempt, which follows from its flags alone; arguments as of
+    """The redundancy of a job's first attempt, which follows from its flags alone; arguments as of
     :func:`redundancy_of`."""
     if asked is not None:
         return asked

@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane.channel import security_of

@@ -7,7 +7,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from spare_megatron.cli.command import add_tls_dir
+from spare_megatron.cli.commands import add_tls_dir
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version

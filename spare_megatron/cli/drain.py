@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import grpc
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted

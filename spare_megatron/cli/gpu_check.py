@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version

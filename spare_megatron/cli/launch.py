@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
-from spare_megatron.cli.command import add_script, add_tls_dir, command
+from spare_megatron.cli.commands import add_script, add_tls_dir, command
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.report import leave_report
 from spare_megatron.config.errors import ConfigError

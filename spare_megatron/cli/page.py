@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.host_port import join_address

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.command import command, given, lines_of
+from spare_megatron.cli.commands import command, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of

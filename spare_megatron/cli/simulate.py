@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from spare_megatron.cli.command import command, given, lines_of
+from spare_megatron.cli.commands import command, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
-from spare_megatron.cli.command import add_script, add_tls_dir, command
+from spare_megatron.cli.commands import add_script, add_tls_dir, command
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from spare_megatron.cli.command import command
+from spare_megatron.cli.commands import command
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.extras import extra
 from spare_megatron.config.plural import counted

@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from dataclasses import fields
 from pathlib import Path
 from typing import BinaryIO
 
@@ -175,46 +176,18 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def setup_to_json(setup: RankSetup) -> str:
-    """What a leader must know of position 0, as one line."""
-    plain = {
-        "group": setup.group,
-        "incarnation": setup.incarnation,
-        "group_size": setup.group_size,
-        "rows": setup.rows,
-        "run_dir": str(setup.run_dir.path),
-        "spec": spec_to_json(setup.spec),
-        "job": job_to_json(setup.job),
-        "last_applied": setup.last_applied,
-        "coordinator": setup.coordinator,
-        "address": setup.address,
-        "serving_at": setup.serving_at,
-        "tls_dir": setup.tls_dir,
-        "rank_pid": os.getpid(),
-        "kept": setup.kept,
-    }
-    return json.dumps(plain)
+    """What a leader must know of position 0, this process, as one line."""
+    plain = {field.name: getattr(setup, field.name) for field in fields(setup)}
+    plain |= {"run_dir": str(setup.run_dir.path), "spec": spec_to_json(setup.spec), "job": job_to_json(setup.job)}
+    return json.dumps({**plain, "launcher_pid": os.getpid()})
 
 
 def setup_from_json(text: str) -> RankSetup:
     """The inverse of :func:`setup_to_json`; the process that must stay the parent is position 0's."""
     plain = json.loads(text)
-    return RankSetup(
-        group=plain["group"],
-        incarnation=plain["incarnation"],
-        position=0,
-        group_size=plain["group_size"],
-        rows=tuple(tuple(one) for one in plain["rows"]),
-        run_dir=RunDirectory(plain["run_dir"]),
-        spec=spec_from_json(plain["spec"]),
-        job=job_from_json(plain["job"]),
-        last_applied=plain["last_applied"],
-        coordinator=plain["coordinator"],
-        address=plain["address"],
-        serving_at=plain["serving_at"],
-        tls_dir=plain["tls_dir"],
-        launcher_pid=plain["rank_pid"],
-        kept=plain["kept"],
-    )
+    plain |= {"run_dir": RunDirectory(plain["run_dir"]), "rows": tuple(map(tuple, plain["rows"]))}
+    plain |= {"spec": spec_from_json(plain["spec"]), "job": job_from_json(plain["job"])}
+    return RankSetup(**plain)
 
 
 def _search_path() -> str:

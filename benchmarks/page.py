@@ -29,9 +29,10 @@ from benchmarks._report import report
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.runtime.run_directory import RunDirectory
+from tests.polling import until
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
-from tests.process.page_process import Onlooker, PageProcess, until
+from tests.process.page_process import Onlooker, PageProcess
 from tests.process.thousand_groups import one_more_step, thousand_groups
 
 GROUPS, LOOKERS = 4, 8

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -139,11 +139,3 @@ class Onlooker:
             if "told" in event:
                 reported = reported[: event["told"]["from"]] + event["told"]["list"]
         return [one for one in reported if one["kind"] == kind]
-
-
-def until(what: str, true: Callable[[], object], timeout_s: float = 30.0) -> None:
-    """Poll until ``true()``."""
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
-        time.sleep(0.02)

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from tests import preloaded
+from tests.polling import until
 from tests.spawn import ROOT, environment
 
 PATIENCE_S = 60.0
@@ -145,10 +146,8 @@ class ReplicaJob:
         """Wait until the fault that was ordered with the view has come: the process is stopped, or dead."""
         rank = self.ranks[group]
         rank.expect(lambda line: line["event"] == "fault")
-        until_s = time.monotonic() + PATIENCE_S
-        while psutil.Process(rank.process.pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
-            assert time.monotonic() < until_s, f"group {group} has not struck itself"
-            time.sleep(0.001)
+        ended, process = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE), psutil.Process(rank.process.pid)
+        until(f"group {group} has struck itself", lambda: process.status() in ended, PATIENCE_S, every_s=0.001)
 
     def strike(self, group: int, number: signal.Signals) -> None:
         self.ranks[group].process.send_signal(number)

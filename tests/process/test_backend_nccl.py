@@ -25,7 +25,7 @@ from spare_megatron.collectives.reduction import PlainReduction
 from spare_megatron.collectives.ring import Shares
 from spare_megatron.collectives.ring_links import RingLinks
 from spare_megatron.config.errors import ConfigError
-from tests import nccl_as_torch
+from tests import nccl_as_torch, polling
 from tests.nccl_as_torch import Nccl
 from tests.pure import toy_conversion
 
@@ -36,10 +36,7 @@ GOOD = nccl_start.Devices(True, "", 8, 0, "NVIDIA H100 80GB HBM3", "2.14.1+cu130
 
 def until(holds: Callable[[], bool]) -> None:
     """Wait for what another thread does."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline_s, f"did not happen in {WAIT_S} s"
-        time.sleep(0.002)
+    polling.until("it", holds, WAIT_S, every_s=0.002)
 
 
 class Member:

@@ -14,6 +14,7 @@ import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.runtime.run_directory import RunDirectory
+from tests.polling import until
 from tests.process.harness import ROOT, Job, launch
 
 
@@ -56,10 +57,7 @@ def test_a_coordinator_without_a_launcher_ends_too(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spare_megatron.cli.coordinator", "--run-dir", str(run_dir)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            until_s = time.monotonic() + 60
-            while not (run_dir / "status.json").exists():
-                assert time.monotonic() < until_s, "it does not start"
-                time.sleep(0.05)
+            until("its start", (run_dir / "status.json").exists, 60)
             run_dir.rename(tmp_path / "aside")
             _, errors = process.communicate(timeout=60)
         finally:

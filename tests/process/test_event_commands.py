@@ -16,6 +16,7 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.event_commands import AT_ONCE, EventCommands
 from spare_megatron.runtime.brief_command import _wait_for_others
+from tests.polling import until
 from tests.process.harness import Job, launch
 
 
@@ -44,13 +45,6 @@ def processes_with(word: str) -> list[int]:
         if alive and process.pid != os.getpid() and any(word in one for one in process.info["cmdline"] or ()):
             found.append(process.pid)
     return found
-
-
-def wait_until(true: Any, within_s: float = 20.0) -> None:
-    until_s = time.monotonic() + within_s
-    while not true():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
 
 
 def test_each_event_is_a_line_of_json(tmp_path: Path) -> None:
@@ -82,7 +76,7 @@ def test_of_many_failures_the_first_is_said_and_all_are_counted(command: str, fa
 def test_a_command_that_hangs_is_killed_with_all_that_it_started() -> None:
     runner = Runner("sleep 98765 & sleep 98765", limit_s=0.3)
     runner.tell(1)
-    wait_until(lambda: runner.reported)
+    until("a report", lambda: runner.reported)
     assert runner.reported == [
         "--spare-on-event: the command failed: not done within 0.3 s; later failures are counted only"
     ]
@@ -110,7 +104,7 @@ def test_a_storm_of_events_is_dropped_and_counted_and_nobody_waits() -> None:
     runner = Runner("sleep 98763", queue_most=10)
     began_s = time.monotonic()
     runner.tell(*range(AT_ONCE))
-    wait_until(lambda: len(processes_with("sleep 98763")) >= AT_ONCE)
+    until("all of them", lambda: len(processes_with("sleep 98763")) >= AT_ONCE)
     runner.tell(*range(1000))
     assert time.monotonic() - began_s < 10.0
     assert len(processes_with("98763")) <= 2 * AT_ONCE, "a shell and a sleep each"

@@ -11,9 +11,10 @@ import pytest
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.monitor.page.event_streams import STREAMS_MAX
 from spare_megatron.protocol.messages import Lost, SendView
+from tests.polling import until
 from tests.process.chromium import chromium, missing
 from tests.process.harness import launch
-from tests.process.page_process import Onlooker, PageProcess, until
+from tests.process.page_process import Onlooker, PageProcess
 from tests.process.returning import check_same, failure_free_weights, leave_whole, records
 
 pytestmark = pytest.mark.timeout(200)

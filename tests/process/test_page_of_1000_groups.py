@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.polling import until
 from tests.process.chromium import chromium, missing
-from tests.process.page_process import Onlooker, PageProcess, until
+from tests.process.page_process import Onlooker, PageProcess
 from tests.process.thousand_groups import GROUPS, one_more_step, thousand_groups
 from tests.pure.written_job import Written
 

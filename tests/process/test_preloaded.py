@@ -22,6 +22,7 @@ from spare_megatron.launch.preloaded_ranks import LISTENING
 from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
 from spare_megatron.runtime.run_directory import glance
 from tests import preloaded
+from tests.polling import until
 from tests.process.harness import ROOT, alive, launch, toy_digests
 
 pytestmark = [pytest.mark.timeout(240)]
@@ -179,12 +180,12 @@ def test_an_end_of_the_launcher_ends_what_was_forked(
     )
     log = tmp_path / "log"
     pids = [start(link, [sys.executable, str(path)], log, tmp_path).pid for _ in range(3)]
-    _until(lambda: log.read_text().count("on") == 3)
+    until("three lines", lambda: log.read_text().count("on") == 3)
     started = [child.pid for pid in pids for child in psutil.Process(pid).children()]
     assert len(started) == 3
     link.close()
     assert process.wait(20.0) == 0
-    _until(lambda: not any(alive(pid) for pid in (*pids, *started)))
+    until("their end", lambda: not any(alive(pid) for pid in (*pids, *started)))
 
 
 def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess
         one = link.start([sys.executable, str(path)], preloaded.environment(), (asked, out.fileno(), out.fileno()))
     one.release()
     os.close(asked)
-    _until(lambda: log.read_text() == "on\n")
+    until("a line", lambda: log.read_text() == "on\n")
     process.kill()
     process.wait()
     assert one.poll() is None
@@ -312,13 +313,6 @@ def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
     )
     job.finish(timeout_s=120.0)
     assert "a rank is started with its own imports: " in (job.run_dir / "launch.out").read_text()
-
-
-def _until(true: Any, timeout_s: float = 30.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
 
 
 def test_a_variable_that_a_script_sets_after_its_parents_imports_is_named(tmp_path: Path) -> None:

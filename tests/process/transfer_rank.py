@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from spare_megatron.collectives.handshake import Identity, Member
 from spare_megatron.transfer.socket_transport import SocketTransport
 from spare_megatron.transfer.transport import SnapshotShard, Source
 from tests import preloaded
+from tests.polling import until
 from tests.spawn import environment
 
 OFFER = 7
@@ -25,6 +26,7 @@ LEARNER = Member(3, 1)
 PATIENCE_S = 60.0
 """A time-out that only a hang reaches."""
 STEP = 4
+wait_for = partial(until, "what a transfer does", timeout_s=PATIENCE_S, every_s=0.005)
 
 
 def snapshot_shard_of(seed: int, kib: int) -> SnapshotShard:
@@ -101,13 +103,6 @@ class Ranks:
 
 def source(donor: SocketTransport, group: int = 0) -> Source:
     return Source(Member(group), donor.address)
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
 
 
 class TransferProcess:

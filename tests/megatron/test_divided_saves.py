@@ -93,6 +93,20 @@ def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, wh
     assert saved(tmp_path)["iter_0000008"] == whole["iter_0000008"]
 
 
+def test_weights_in_fp32(tmp_path: Path) -> None:
+    """Their optimizer has no copies of them, and no loss scale. The next to save is killed while the state goes round."""
+    flags = [flag for flag in FLAGS if flag != "--bf16"]
+    for name, more, kills in (("whole", (), ()), ("divided", DIVIDED, ("sigkill:group=0,step=6,at=gather,n=1",))):
+        saves = ("--save", str(tmp_path / name / "save"), "--save-interval", str(EVERY))
+        words = (*flags, *saves, *more)
+        job = launch(tmp_path / name / "run", *words, group_size=1, script="pretrain_gpt.py", inject=kills)
+        job.finish(timeout_s=200)
+    expected, found = saved(tmp_path / "whole"), saved(tmp_path / "divided")
+    assert expected.keys() >= {"iter_0000003", "iter_0000008"}
+    assert expected.keys() & found.keys() >= {"iter_0000003", "iter_0000008"}
+    assert all(found[name] == expected[name] for name in expected.keys() & found.keys())
+
+
 @pytest.mark.full
 def test_sums_in_fp32(tmp_path: Path) -> None:
     """Without failures the order of additions is that of whole groups. After a loss it is another one, as there; the

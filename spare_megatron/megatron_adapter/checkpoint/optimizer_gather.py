@@ -43,7 +43,8 @@ def plain(replica: Replica) -> Replica:
         elif hasattr(parameter, "main_param"):
             del parameter.main_param
     for part, whole in zip(replica.optimizer.chained_optimizers, built.chained_optimizers, strict=True):
-        whole.grad_scaler = part.grad_scaler
+        if hasattr(part, "grad_scaler"):  # optimizers of weights in fp32 have none
+            whole.grad_scaler = part.grad_scaler
     return dataclasses.replace(replica, optimizer=built)
 
 

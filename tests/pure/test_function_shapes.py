@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import get_args
@@ -22,15 +23,22 @@ FOREIGN = {
 
 
 @cache
-def functions() -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
-    """Each function and method of the package that people write, as (file:name, its syntax tree)."""
-    found = []
-    for path in sorted((ROOT / "spare_megatron").rglob("*.py")):
-        if not path.name.endswith("_pb2.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    found.append((f"{path.relative_to(ROOT / 'spare_megatron')}:{node.name}", node))
-    return tuple(found)
+def nodes() -> tuple[tuple[str, ast.AST], ...]:
+    """(file, node) of the syntax trees of all that people write of the package."""
+    package = ROOT / "spare_megatron"
+    return tuple(
+        (str(path.relative_to(package)), node)
+        for path in sorted(package.rglob("*.py"))
+        if not path.name.endswith("_pb2.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+    )
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Each function and method, as (file:name, its syntax tree)."""
+    for file, node in nodes():
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield f"{file}:{node.name}", node
 
 
 def test_no_function_is_longer_than_a_screen() -> None:
@@ -50,18 +58,16 @@ def test_no_call_has_a_row_of_arguments_without_names() -> None:
 
 
 def test_no_dataclass_is_made_of_a_row_of_values_without_names() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "spare_megatron").rglob("*.py")}
-    nodes = [(path, node) for path, tree in trees.items() for node in ast.walk(tree)]
     classes = {
         node.name
-        for _, node in nodes
+        for _, node in nodes()
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(one) for one in node.decorator_list)
     }
     found = [
-        f"{path.name}:{node.lineno}: {ast.unparse(node.func)}"
-        for path, node in nodes
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in classes
-        if len(node.args) > POSITIONAL_MAX
+        f"{file}:{node.lineno}: {ast.unparse(node.func)}"
+        for file, node in nodes()
+        if isinstance(node, ast.Call) and len(node.args) > POSITIONAL_MAX
+        if ast.unparse(node.func).rpartition(".")[2] in classes
     ]
     assert {"Assignment", "View"} <= classes
     assert found == []

@@ -19,8 +19,8 @@ def readme() -> Iterator[Claim]:
     systems = ("spare_megatron", "torchrun", "torchft")
     yield Claim(
         "README.md",
-        "With one seeded schedule of {} kills in {} minutes, the next new step comes after {} s (median); after {} s "
-        "with torchrun and checkpoints at their best interval; after {} s with torchft. In all, that is {}, {} and {} "
+        "With the same {} kills in {} minutes, the median time from a kill to the next new step is {} s; with torchrun "
+        "and checkpoints at their best interval it is {} s, with torchft {} s. In all, the three commit {}, {} and {} "
         "steps a second",
         (
             *(kept.config(key) for key in ("kills", "minutes")),

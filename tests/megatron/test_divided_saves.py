@@ -94,7 +94,7 @@ def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, wh
 
 
 def test_weights_in_fp32(tmp_path: Path) -> None:
-    """Their optimizer has no copies of them, and no loss scale. The next to save is killed while the state goes round."""
+    """Their optimizer has no copies of them, and no loss scale. A group is killed while state goes round for a save."""
     flags = [flag for flag in FLAGS if flag != "--bf16"]
     for name, more, kills in (("whole", (), ()), ("divided", DIVIDED, ("sigkill:group=0,step=6,at=gather,n=1",))):
         saves = ("--save", str(tmp_path / name / "save"), "--save-interval", str(EVERY))

@@ -1,7 +1,7 @@
 """What attempts to sum or to gather in one epoch have in common: how they find its communicator, wait, and end.
 
-May assume: one thread at a time uses an attempt. Promises: errors of communication are values; an attempt that fails
-ends the communicator of its epoch, and waits before that for the view that explains it.
+May assume: one thread at a time uses an attempt. Promises: errors of communication are values. An attempt that fails
+first waits a moment for a newer view, which may explain the error, and then ends the communicator of its epoch.
 """
 
 from __future__ import annotations

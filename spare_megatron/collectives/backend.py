@@ -113,16 +113,16 @@ class Backend(Protocol):
         is only read, into it. Even after an error nothing touches them once :meth:`halt` returns, and no byte of
         ``source`` leaves after :meth:`cut`.
 
-        Where the sum is ``converted``, what it becomes is written into the result there, and ``wire`` is room for the
-        work. With ``shares`` nothing is summed: each member gives its share of ``wire``, and the others get it.
+        With ``converted`` the converted sum is written into the result of that object, and ``wire`` is only working
+        memory. With ``shares`` nothing is summed: each member sends its share of ``wire`` to the others.
 
         With ``wait_for_peers`` it waits for members that still compute. Otherwise all members are known to take part,
         and silence is an error after the time-out.
         """
 
     def end_sum(self, more: Callable[[], bool]) -> bool:
-        """Wait until the sum that was begun first, of those that have not ended, is complete; returns False, and has
-        not ended it, where ``more()`` holds before."""
+        """Wait until the oldest sum that has not ended is complete, and return True. Returns False as soon as
+        ``more()`` is true; the sum has then not ended."""
 
     def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, which

@@ -3,8 +3,8 @@ epoch. ``shrink`` is not used: it needs the cooperation of live peers in the old
 
 NCCL forbids that a thread aborts a communicator while another one is inside a call of the same communicator. So one
 thread, the owner, makes the group, issues sums, polls for their end and ends them; :meth:`NcclBackend.cut` sets a flag
-that the owner polls. Whatever ends the communicator, its owner leaves its wait, has it aborted, and waits until nothing
-is on the stream any more.
+that the owner polls. Whenever the communicator ends, the owner stops polling, lets another thread abort it, and waits
+until nothing runs on the stream any more.
 
 What torch does, as read in the sources of 2.9 and the headers of 2.14.1 (ProcessGroupNCCL.cpp and NCCLUtils.cpp):
 
@@ -16,13 +16,13 @@ What torch does, as read in the sources of 2.9 and the headers of 2.14.1 (Proces
 * torch keeps the store as a C++ object only: a store in Python whose Python half has died cannot be called any more.
   So it lives here as long as the group does. The id of the communicator is the only thing that passes through it
   (``broadcastUniqueNCCLID``), and every further call is refused: it would be one more sum on the ring.
-* With TORCH_NCCL_BLOCKING_WAIT there is no watchdog and no monitor. A watchdog (``Watchdog::runLoop``) would, after an
-  error, write to the store and then sleep for a minute, for which the group's destructor waits. ``Work.wait`` then
+* With TORCH_NCCL_BLOCKING_WAIT there is no watchdog and no monitor. After an error a watchdog (``Watchdog::runLoop``)
+  would write to the store and then sleep for a minute, and the group's destructor waits for it. ``Work.wait`` then
   waits on the host; ``Work.synchronize`` orders streams and does not. An error of NCCL shows in ``Work.is_completed``,
   and ``wait`` of a work that is completed raises it.
-* ``abort`` waits for as long as ``ncclCommAbort`` takes, also after its own time-out: the future of the thread in which
-  it runs joins it. On a GPU that is gone that may be for ever. So it has a thread of its own here; the owner waits for
-  the stream, and says it when that takes long.
+* ``abort`` waits for as long as ``ncclCommAbort`` takes, even beyond its own time-out: it joins the thread that runs
+  it. On a GPU that is gone that may be forever. So ``abort`` has a thread of its own here. The owner waits for the
+  stream, and logs it when that takes long.
 * NCCL's kernels run on a stream from torch's pool. With ``is_high_priority_stream`` it is one that no group's
   collectives use; the conversions' stream comes from the pool of priority -1, which torch hands to nobody by itself.
 
@@ -272,8 +272,8 @@ class NcclBackend:
         self._reach.cut(why)
 
     def halt(self) -> None:
-        """Abort, and wait until nothing touches the buffers of the last sum. An abort that fails or hangs changes
-        nothing in that: the buffers stay taken until the stream, or the device, is known to be through."""
+        """Abort, and wait until nothing touches the buffers of the last sum. That holds also if the abort fails or
+        hangs: the buffers stay taken until the stream, or the device, has finished."""
         group, self._group, self._last = self._group, None, None
         if group is None:
             return
@@ -285,7 +285,7 @@ class NcclBackend:
         self._begun.clear()
 
     def _abort(self, group: Any, unknown: bool) -> None:
-        """Run the abort; where ``unknown`` is on the streams, wait for the whole device behind it."""
+        """Run the abort. If it is ``unknown`` what is on the streams, wait for the whole device afterwards."""
         try:
             group.abort()
         except Exception as error:
@@ -310,8 +310,8 @@ class NcclBackend:
             raise BackendError(self.over)
 
     def _drain(self, aborting: threading.Thread) -> None:
-        """Wait until nothing runs on the stream behind the last sum; where it is not known what does, until
-        ``aborting`` has ended, which waits for the device then."""
+        """Wait until the last sum on the stream has ended. If it is not known which that is, wait for ``aborting``,
+        which then waits for the device."""
         began_s, warned = time.monotonic(), False
         while self._runs(aborting):
             took_s = time.monotonic() - began_s

@@ -1,10 +1,11 @@
 """Cuts flat tensors into buckets, and keeps the buffers that a reduction writes into.
 
 A reduction sends a small header (the layout's digest and the scalars) and then the tensors bucket by bucket.
-Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a
-*result*. Where wire and result have the same dtype and device they are one memory; where a transport can read
-accumulators that need no encoding, the sums are written into it straight away: fp32 on CPU costs one buffer and no
-copy. Where sums are converted (:mod:`spare_megatron.collectives.converting`), a few buckets share all wire memory.
+Accumulators are never written: each bucket is encoded into a *wire* buffer, summed there, and decoded into a *result*.
+If wire and result have the same dtype and device they share memory. If the accumulators need no encoding and the
+transport can read them, it reads them in place and writes the sums into that memory: fp32 on the CPU costs one buffer
+and no copy. Where sums are converted (:mod:`spare_megatron.collectives.converting`), a few buckets share all wire
+memory.
 
 Promises: a buffer is handed out again only when its last user is known never to touch it again. An abandoned
 operation may write into its buffers until its connections are dead, so buffers belong to a communicator
@@ -133,7 +134,7 @@ def _digest(text: str) -> int:
 
 @lru_cache
 def _reading_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream on which nothing else waits for what the training stream computes."""
+    """A stream that does not wait for what the training stream computes."""
     return torch.cuda.Stream(device, priority=-1)
 
 

@@ -1,9 +1,9 @@
 """The replica communicator of one epoch: a thread owns its backend, so that no other thread is blocked by it.
 
-The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting
-a flag and cutting the backend's connections. Only the owner thread calls what can block. It begins with the first
-thing that is submitted, or earlier where the backend cannot form alone, and ends when the communicator was given up or
-has failed; after that, nothing touches a buffer any more.
+The training thread submits buckets and waits on a condition; the control thread gives the communicator up by setting a
+flag and cutting the backend's connections. Only the owner thread calls what can block. The owner thread starts when
+something is first submitted, or earlier if the backend needs it to connect. It ends when the communicator was given up
+or has failed; after that, nothing touches a buffer any more.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 smaller than a sum in int64, only the result is passed on and kept.
 
 An all-reduce is a reduce-scatter, after which each member owns the sum of one chunk, and an all-gather, which gives
-every chunk to all. The owner of a chunk converts it in between. Where sums are staged in the memory of the host they
-are gathered instead, and each member converts all.
+every chunk to all. The owner of a chunk converts it in between. If sums are staged in host memory, the sums themselves
+are all-gathered, and each member converts all of them.
 
-Either way each element has one owner, which counts it. What all owners have counted is summed over the members as the
-last thing of a reduction, the *check vector*: it says whether the sums were those of what the members put in, and what
+Either way each element has one owner, which adds it to its own *check vector*. The check vectors are summed over the
+members as the last part of a reduction. They show whether the sums were those of the members' contributions, and what
 the results must be.
 
 The communicators know no number formats: :mod:`spare_megatron.exact_sum.sum_conversion` has the one that is used.

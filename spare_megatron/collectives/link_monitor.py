@@ -7,18 +7,18 @@ Each pair of neighbours has a data connection, from left to right, and a control
 forty times in a time-out how many bytes they have sent to the other and whether they wait for their own left. A link
 leads from a sender to a receiver, and only the receiver can tell that it is broken:
 
-- it is *silent* when nothing at all came for the time-out, or when the sender says that it has sent more bytes than
-came,
-  this member waits for them, and none came for the time-out. A slow link brings some bytes in that time, and a member
-  that computes sends beats: neither is silent.
+- it is *silent* when nothing at all came for the time-out, or when this member waits for bytes that the sender says it
+  has sent, and none of them came for the time-out. On a slow link some bytes come in that time, and a member that
+  computes still sends beats: neither is silent.
 - it *ended* when a connection ended and no close message came before or soon after.
 
-Before a member can sum, both neighbours must have said that they are *here*, in its epoch. One that can be reached, or
-that has not called yet, and is not here after the time-out has not taken in its view; that is weak evidence, as an end
-is. A neighbour that is called and does not answer is silent.
+A member can sum once both neighbours have said that they are *here*, in its epoch. If a neighbour is not here after the
+time-out, it has not received its view yet: that is weak evidence, as an ended connection is. But a neighbour that was
+called and does not answer is silent.
 
-What a member knows goes round the ring in its close message, with the reason of whoever gave up first, so that
-all members vote with the same evidence and nobody names a neighbour that only gave up because of somebody else.
+A close message carries all the evidence that a member has, and the reason of the member that gave up first; it goes
+round the ring. So all members vote with the same evidence, and none blames a neighbour that gave up only because of
+another one.
 """
 
 from __future__ import annotations
@@ -171,14 +171,14 @@ class LinkMonitor:
             neighbour.connected, neighbour.received_s = True, self._clock_s(now_s)
 
     def alive(self, side: int, now_s: float) -> None:
-        """Note that a neighbour speaks; alone: in an older epoch."""
+        """Note that a message of a neighbour has arrived. Called alone if it is of an older epoch."""
         clock_s, neighbour = self._clock_s(now_s), self._neighbours[side]
         if neighbour.connected:
             neighbour.received_s = clock_s
 
     def move_on(self, side: int, now_s: float) -> None:
         """Note that a neighbour is in a newer epoch: nothing can be summed in this one any more. The other neighbour
-        gets the view of the newer one as this member does, and need not be notified before the next beat."""
+        receives that epoch's view by itself, so it is notified only with the next beat."""
         self.alive(side, now_s)
         neighbour = self._neighbours[side]
         neighbour.closing = True
@@ -211,8 +211,8 @@ class LinkMonitor:
         self._stop(why, why)
 
     def _stop(self, why: str, cause: str) -> None:
-        """Note why the epoch is over. The first reason stays, except that a close message with a reason replaces that
-        of an ended connection, after which it may come."""
+        """Note why the epoch is over. The first reason stays, with one exception: the reason of a close message
+        replaces that of an ended connection, because the message may be read after the end."""
         if not self.over or (cause and not self._cause):
             self.version += 1
             self.over, self._cause = why, cause
@@ -271,8 +271,8 @@ class LinkMonitor:
     def _take_stock(self, clock_s: float, patience_s: float) -> None:
         """Note all links of this member that fell silent together with one that was found silent after ``patience_s``.
 
-        Links that never stood in this epoch have all been waited for since it began. So where one of them was a suspect
-        and had half of the time-out, half is enough for the others too."""
+        Links that were never connected in this epoch have all been waited for since it began. If one of them was a
+        suspect, for which half of the time-out is enough, half is enough for the others too."""
         for neighbour in self._neighbours:
             least_s = TOGETHER * (patience_s if neighbour.connected else min(patience_s, SUSPECT * self._timeout_s))
             if neighbour.silent_s(clock_s) >= least_s:
@@ -280,7 +280,8 @@ class LinkMonitor:
 
     def _find_late(self, clock_s: float) -> None:
         """Give up when a neighbour is not here after the time-out although nothing shows that it is silent. One that is
-        connected and has been silent for long is waited for: it speaks, or is silent in a moment, which is more."""
+        connected and has been silent for long is waited for: in a moment it sends a message, or counts as silent, which
+        is stronger evidence."""
         late = [neighbour for neighbour in self._neighbours if not neighbour.here]
         quiet = any(
             neighbour.connected and neighbour.silent_s(clock_s) >= TOGETHER * self._timeout_s for neighbour in late

@@ -44,7 +44,7 @@ class GradientReduction(Protocol):
 
     def decode(self, wire: torch.Tensor, result: torch.Tensor) -> None:
         """Fill ``result`` from the sum. Both are the same memory when dtype and device are equal. Does not wait for a
-        device, which reads ``wire`` before what it does later."""
+        device: the device reads ``wire`` before it runs later work."""
 
 
 class PlainReduction:

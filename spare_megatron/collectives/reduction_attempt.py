@@ -183,9 +183,8 @@ class OpenReduction(EpochAttempt):
         return buffers
 
     def _encode(self, buffers: Buffers, communicator: Communicator) -> None:
-        """Copy the buckets that are final, and for which there is room, into the wire buffers; where accumulators can
-        be summed as they are, nothing is copied, and where such a sum is converted too its wire is room for the work
-        and keeps nothing."""
+        """Copy the buckets that are final, and for which there is room, into the wire buffers; accumulators that can be
+        summed as they are, are not copied. If such a sum is converted too, its wire buffer is only working memory."""
         buckets = self._layout.buckets
         kept = not (communicator.alone or _owners_convert(communicator, buffers))
         while self._encoded < len(buckets):
@@ -250,7 +249,8 @@ class OpenReduction(EpochAttempt):
                 raise FailedError(f"the groups {communicator.groups} do not reduce the same scalars")
 
     def _by_owners(self, number: int, communicator: Communicator, buffers: Buffers) -> ConvertedBucket | None:
-        """What a bucket's sum is turned into while it is made; None where nothing is, or only later, here."""
+        """The conversion of a bucket by the owners of its chunks, during the sum. None if it is not converted, or only
+        afterwards, in this class."""
         if self._tally is None or not self._layout.is_converted(number):
             return None
         if not _owners_convert(communicator, buffers):

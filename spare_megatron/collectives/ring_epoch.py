@@ -18,7 +18,7 @@ _TCP_INFO = struct.Struct("8x44xI")
 
 
 def _nobody() -> None:
-    """The receiver where nobody listens."""
+    """The default for ``tell``: does nothing."""
 
 
 class RingEpoch:

@@ -86,7 +86,7 @@ class Line:
         self.calling = bool(self.outbox)
 
     def broken(self) -> bool:
-        """Whether a connection for data has ended, on which nobody waits."""
+        """Whether a data connection that nobody reads at present has ended."""
         return self._shows(select.POLLRDHUP)
 
     def failed(self) -> bool:
@@ -111,8 +111,8 @@ class Line:
         self.outbox[:] = words[send(self.sock, words) :]
 
     def read(self) -> bool:
-        """Read what has come, before the other side is proven no more than the handshake needs next; false where it has
-        ended. Raises StrangerError where the other side is not who it should be."""
+        """Read what has arrived. Until the other side is proven, reads only what the handshake needs next. False if the
+        connection has ended. Raises StrangerError where the other side is not who it should be."""
         while self.handshake.missing:
             more = self._room.receive(self.sock, self.handshake.missing)
             if more is None:

@@ -1,8 +1,8 @@
 """All connections of one rank to others: which are polled, which are those to a neighbour, and which are ready.
 
-The two connections of a call live and die together. Where one of them has ended, the other has no use in any later
-epoch, also where it comes only then: the caller, which is never notified that nobody reads its data, learns of the end
-on the control connection and calls anew.
+The two connections of a call, for data and for control, end together. If one of them has ended, the other is not used
+in any later epoch, even if it arrives only afterwards. A caller cannot notice on the data connection that nobody reads
+it; it notices the end on the control connection, and calls again.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class RingLines:
         return {*(mine.values() if len(mine) == len(KINDS) else ()), *filter(self.whole, theirs.values())}
 
     def useless(self, seat: Seat, received_since_s: float, answered: bool) -> set[Line]:
-        """Of the calls that should be ready in ``seat``: those of which a connection has ended, on which nobody waits,
-        and of this member's own those that were not received since then, or not ``answered`` in full where that is
-        due."""
+        """The connections of calls that should be ready in ``seat`` and are not usable: of one call a connection has
+        ended; or it is a call of this member, and nothing was received on it since ``received_since_s``, or, with
+        ``answered``, the other side has not answered it."""
         found = set[Line]()
         for line in self.ready(seat):
             silent = line.side == RIGHT and line.kind == CONTROL and line.received_s <= received_since_s
@@ -145,12 +145,12 @@ class RingLines:
         return any(line.side == RIGHT and line.peer == peer for line in self._lines)
 
     def of_one_call(self, line: Line) -> list[Line]:
-        """The connections of the same call; what only claims to belong to it does not."""
+        """The connections of the same call, without those whose caller has not proved that they belong to it."""
         same = [one for one in self._lines if (one.side, one.peer, one.number) == (line.side, line.peer, line.number)]
         return same if line.side == RIGHT else [one for one in same if one.proven]
 
     def whole(self, line: Line) -> bool:
-        """Whether no connection of the same call has ended, of a call that has proved to be a left neighbour's."""
+        """Whether no connection of this call has ended. Only for calls whose caller has proved who it is."""
         return line.peer is not None and line.number > self._ended.get(line.peer, 0)
 
     def poll(self, descriptor: int) -> None:

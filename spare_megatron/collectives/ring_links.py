@@ -8,18 +8,18 @@ connection stays over epochs while its two ends are neighbours and it is not to 
 member dies, its two neighbours are neighbours of each other, and all other connections stay. What is abandoned with an
 epoch is its operations.
 
-Whoever brings the view enters the epoch itself: its word to the neighbours, one beat of the new epoch, is sent before
-the thread here knows of it, and says also that the old epoch is over. So where both neighbours stay, a change of epochs
-wakes this thread twice, for the word of each, and no other thread.
+The thread that receives a view (the control thread) enters the epoch itself. It sends the neighbours one beat of the
+new epoch, which also says that the old one is over; the thread here learns of the epoch only afterwards. So if both
+neighbours stay, a change of epochs wakes the thread here twice, for the beat of each neighbour, and no other thread.
 
-It is connected as well, by calls in the same way, to its neighbours' other neighbours, with whom it will be a neighbour
-when the one between them is lost: then nobody has to call anybody. Where the next one after the right neighbour
-listens, the right neighbour says in its beats. Such a connection is *ready*: beats keep it alive, and its end or its
-silence means nothing for the epoch; a new one is made with a later beat.
+A rank is also connected, by calls of the same kind, to its neighbours' other neighbours. One of these becomes its
+neighbour when the rank between them is lost, and then no call is needed. The right neighbour's beats contain the
+address at which the next rank after it listens. Such a connection is *ready*: beats keep it alive. If it ends or is
+silent, that has no effect on the epoch, and a new one is made with a later beat.
 
-A call may come from a neighbour that is in a later epoch already: it is greeted and waits. Whoever is called receives
-the epoch of the other side in its beats, and knows so whether the other side is *here*. A member that gives up says so
-on its control connections, and only the end of its process closes them.
+A call may come from a neighbour that is already in a later epoch: the handshake is made, and the connection waits.
+Beats carry the sender's epoch, so each side knows whether the other one is *here*. A member that gives up says so on
+its control connections, and only the end of its process closes them.
 
 May assume: the addresses are those of the members. Promises: only ``close`` ever waits; what does not prove itself
 (:mod:`spare_megatron.collectives.handshake`) is not listened to, and costs at most STRANGERS_MAX descriptors.
@@ -105,8 +105,8 @@ class RingLinks:
     # ------------------------------------------------------------------------------- who brings views, and the owner
 
     def enter(self, epoch: RingEpoch) -> None:
-        """Give the present epoch up for ``epoch``, which begins at once or, where the owner of the present one is in a
-        sum, when it is out. ``epoch.tell`` is called when it is formed, or over before that."""
+        """Give the present epoch up for ``epoch``. The new one begins at once, or as soon as the owner of the present
+        one has left its sum. ``epoch.tell`` is called when the new epoch is formed, or is over before that."""
         with self._lock:
             now_s = time.monotonic()
             present = self._present
@@ -273,8 +273,8 @@ class RingLinks:
             self._dial(after, beat.right_at, at, now_s)
 
     def _weed(self, seat: Seat, received_since_s: float, answered: bool = False) -> None:
-        """Let calls go that should be ready in ``seat`` and are of no use. Between two epochs each is to be
-        ``answered``: nobody may have to wait for one."""
+        """Close calls that should be ready in ``seat`` and are not usable. Between two epochs also those that are not
+        ``answered``: no member should have to wait for an answer."""
         for line in self._lines.useless(seat, received_since_s, answered):
             self._forget(line)
 

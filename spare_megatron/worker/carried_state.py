@@ -1,13 +1,13 @@
 """State of users' own objects that outlives a step: it goes into checkpoints, and to a group that comes back.
 
-A forward step that follows a schedule of its own, say, keeps something from step to step that is neither in the model
-nor in the optimizer. The script hands the object over once, with :func:`carry_state`; what a script keeps elsewhere is
-not carried: a group that comes back, or a job that goes on from a checkpoint, begins it anew.
+Example: a forward step with a schedule of its own has state that is neither in the model nor in the optimizer. The
+script registers the object once, with :func:`carry_state`. All other state of a script is lost when a group is
+restarted, or when a job loads a checkpoint.
 
-What keeps results the same whichever group dies: the state is a function of committed steps, hence equal on one rank
-position of all groups. It changes in ``after_step`` only, which every rank calls once for each step that it applies, in
-order; a learner too. Votes compare it with the weights (docs/protocol.md, rule 12), so a state that counts something
-else, pieces or seconds, is found in its first step and named.
+The state must be a function of the committed steps. Then it is equal at one rank position of all groups, and results do
+not depend on failures. It may change in ``after_step`` only. Every rank, a learner's too, calls this once for each step
+that it applies, in order. Votes compare the state as they compare the weights (docs/protocol.md, rule 12). So a state
+that depends on anything else, such as pieces or seconds, is found in its first step and named.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ class CarryingEngine(PassThrough):
         return {**(rank_state or {}), _KEY: self._states()} if self.owners else rank_state
 
     def restore(self, rank_state: Mapping[str, Any] | None, read_all: Callable[[], list[Any]] = list) -> None:
-        """Go on from what a checkpoint kept of this rank; says what it lacks. Where it is of a group of another layout,
-        ``read_all`` reads what it kept of all ranks, and what they had in common counts. Collective in the group."""
+        """Load the owners' states from ``rank_state``, a checkpoint's state of this rank; logs what is missing. If a
+        group of another layout wrote the checkpoint, ``rank_state`` is None and ``read_all`` returns the states of all
+        its ranks: they are used if they are equal. Collective in the group."""
         states = (rank_state or {}).get(_KEY, {})
         if rank_state is None and self.owners:
             kept = [one.get(_KEY, {}) for one in read_all() if one]

@@ -1,9 +1,10 @@
-"""What a rank does as a learner: it takes the state of living groups, then their results, until its group is a member.
+"""What a rank does as a learner: it fetches the state of live groups, then their results, until its group is a member.
 
-The ranks of a group go through offers, snapshot shards and admission in lockstep: no rank goes on from a state, or
-applies a result, before every rank has its part of it, so wherever an offer ends, all ranks rest at one state or have
-none (docs/protocol.md, rules 16 to 19). Ranks learn of the end of an offer at different times, so after every snapshot
-shard they gather what each has seen.
+A *snapshot shard* is a rank's part of the offered state, or of the result of one later step. The ranks of a group
+proceed in lockstep: none continues from a state, or applies a result, before every rank has its snapshot shard. So
+whenever an offer ends, all ranks have the same state or none has one (docs/protocol.md, rules 16 to 19). Ranks learn of
+the end of an offer at different times. Therefore they exchange what each has seen after every snapshot shard. t* is the
+last committed step.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class CatchUp:
         """Follow offers until one makes the group a member; the engine then holds t*. Called again when the group was
         sent back.
 
-        An offer whose next result cannot be had leaves the state that the group holds as it is. Where that is t*, the
-        coordinator may have made the group a member because of it, before it received the report that the offer was
-        given up.
+        If the next result of an offer cannot be fetched, the group keeps the state that it has. If that is the state
+        after t*, the coordinator may already have made the group a member because of it, before it received the report
+        that the offer was given up.
 
         Raises:
             LeaveError: the job is over for this group.
@@ -160,8 +161,8 @@ class CatchUp:
     def _fetch(
         self, offer: Offer, step: int, sources: list[list[Source]], buffers_of: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[SnapshotShard] | None:
-        """Of each row the snapshot shard of ``step``, in its buffers where there are any; None where the offer has
-        ended, or cannot be had, or this group is a member that needs no more."""
+        """Fetch the snapshot shard of ``step`` for each row, into the row's buffers if there are any. None if the offer
+        has ended or is not served, or if this group is a member and needs no more."""
 
         def place(buffers: Mapping[str, torch.Tensor], snapshot_shard: SnapshotShard) -> Mapping[str, torch.Tensor]:
             if buffers:
@@ -172,7 +173,7 @@ class CatchUp:
             }
 
         def over() -> bool:
-            # Of the ranks of a group one that still fetches is behind; it stands still only where nobody asks this.
+            # A rank that still fetches is the one furthest behind in its group. Each call here reports progress.
             self.session.progress("start", step, 0)
             return self._without(offer) or self._holds(offer, step - 1)
 
@@ -193,7 +194,7 @@ class CatchUp:
         return None
 
     def _has(self, step: int) -> None:
-        """Something has come: the state or a result of ``step``, or membership."""
+        """Note that this rank has fetched the state or the result of ``step``, or that its group is a member."""
         self.inject("join", step, self._came)
         self._came += 1
         self.session.progress("apply", step, 0)  # from here on this rank waits for the others of its group
@@ -226,7 +227,7 @@ class CatchUp:
         return not orders.over and held.counts_in(orders) and orders.view.committed[0] == held.step
 
     def _all(self, seen: _Seen, offer: int, step: int) -> bool:
-        """Whether all ranks have seen the same of the same step of ``offer``, and it goes on. Collective in the
+        """Whether all ranks have seen the same of ``step`` of ``offer``, and the offer has not ended. Collective in the
         group."""
         mine = (int(seen), offer, step)
         while True:

@@ -34,9 +34,9 @@ def check_standbys(job: JobArguments) -> None:
 
 
 def check_alike(words_of_ranks: Sequence[Mapping[str, Plain]]) -> None:
-    """Refuse a group whose ranks, in their order, have other properties on which bits depend, as
-    :func:`~spare_megatron.megatron_adapter.determinism.arithmetic` says them. Between groups the job's identity is
-    compared."""
+    """Refuse a group whose ranks differ in a property on which the bits of results depend
+    (:func:`~spare_megatron.megatron_adapter.determinism.arithmetic` lists them). ``words_of_ranks`` has those of each
+    rank. Differences between groups are found elsewhere, by the fingerprint of the job."""
     for rank, theirs in enumerate(words_of_ranks):
         if differs := difference(theirs, words_of_ranks[0]):
             raise ConfigError(
@@ -60,10 +60,10 @@ def replica_backend(job: JobArguments) -> str:
 
 @contextlib.contextmanager
 def around_the_world(job: JobArguments) -> Iterator[None]:
-    """The context in which the group's own world is initialised: what NCCL and torch read only once is set before it,
-    and what only the communicators between groups need is set behind it. For the main thread.
+    """The context in which the group's own world is initialised: environment variables that NCCL and torch read only
+    once are set before, those that only the communicators between groups need are set after. For the main thread.
 
-    Kernels run once before it: to load one while a collective waits on the device would wait for that."""
+    Each kernel of ours is run once before: loading one later would wait for any collective that waits on the device."""
     backend, devices = replica_backend(job), nccl_start.Devices.here(job.place.local_rank)
     if backend != "nccl":
         if devices.cuda_build and devices.failure:

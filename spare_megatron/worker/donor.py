@@ -30,9 +30,9 @@ from spare_megatron.worker.step import Committed
 class OfferBudget:
     """The limits of one offer on one rank of a donor. Pure: time and sizes are arguments.
 
-    A learner that can keep up at all has had the state before more results come up than the state's own size: they come
-    no faster than it takes them, so in the time of the state's transfer they are no more bytes than the state. The
-    budget is twice that, because the learner begins late and its first steps are slow.
+    A learner that can keep up receives bytes at least as fast as results produce them. So the results that arise while
+    it fetches the state have at most the size of the state. The budget is twice that, because the learner begins late
+    and its first steps are slow.
     """
 
     step: int
@@ -57,7 +57,7 @@ class OfferBudget:
         now_s: float,
         most_snapshot_shards: int,
     ) -> str:
-        """Why the result of ``step`` is not to be kept too; empty where it may.
+        """Why the result of ``step`` must not be kept as well; empty if it may be kept.
 
         Args:
             kept: the bytes of each snapshot shard that the learner has not taken, by step.
@@ -91,7 +91,7 @@ class Donor:
     def __init__(
         self, engine: EngineRow, session: Session, transport: StateTransport, parts: RankParts | None = None
     ) -> None:
-        """``parts`` takes note of how long this rank is kept from its update."""
+        """``parts`` records for how long this rank has to wait before its update."""
         self._engine, self._session, self._transport = engine, session, transport
         self._parts = parts or RankParts()
         self._open: dict[int, Offer] = {}

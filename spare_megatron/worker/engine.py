@@ -21,15 +21,17 @@ from spare_megatron.protocol.tickets import Tickets
 
 
 class RowParts(Protocol):
-    """What groups compare and exchange of a rank, or of one of its rows (:mod:`spare_megatron.config.rows`).
-    Methods that are named but not here are :class:`StepEngine`'s."""
+    """What groups compare and exchange of a rank, or of one of its *rows*: a rank has several only if its group has
+    fewer pipeline stages than the flags say (:mod:`spare_megatron.config.rows`). Other methods that are named below are
+    :class:`StepEngine`'s."""
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         """Piece -> parameter -> checksum (64 bits) of its rounded gradient on this rank: of every audited piece since
         :meth:`begin_step`, or of every compared one. Pieces without samples may be left out. No collective."""
 
     def conversion(self) -> Conversion | None:
-        """What the sums over groups of :meth:`local_sum` become; None where they stay what they are. No collective."""
+        """How the sums over groups of :meth:`local_sum` are converted to results; None if they are used as they are. No
+        collective."""
 
     def result_fault(self, reduced: Sequence[torch.Tensor]) -> str:
         """Why ``reduced``, the results and the check vector of a reduction, is not the sum of what all groups put in
@@ -40,8 +42,8 @@ class RowParts(Protocol):
         all groups; empty where results need not be equal. No collective."""
 
     def weights_digest(self) -> str:
-        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. Behind a '+' there
-        may be one of other state that must be equal on all groups of this job. No collective."""
+        """A digest of this rank's weights as they are now: equal for equal weights, empty for none. A second digest may
+        follow, after a '+', of other state that must be equal in all groups. No collective."""
 
     def weights_checksums(self) -> Mapping[str, int]:
         """Name -> checksum (64 bits, signed) of each tensor that :meth:`weights_digest` covers. No collective."""
@@ -87,7 +89,7 @@ def rows_of(engine: Any) -> Sequence[EngineRow]:
 
 
 def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: int = 0) -> list[Sequence[torch.Tensor]]:
-    """Of each row its tensors among those of all rows: its sums, and so many ``beside`` them."""
+    """Split the tensors of all rows by row. Each row has its sums, and ``beside`` further tensors after them."""
     if len(rows) == 1 or not tensors:
         return [tensors] * len(rows)
     found, at = [], 0
@@ -99,7 +101,7 @@ def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: i
 
 
 def results_by_row(rows: Sequence[EngineRow], results: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
-    """Of each row its results of a reduction, and its check vector where sums are converted."""
+    """Split the results of a reduction by row. Each row has its results, and its check vector if sums are converted."""
     return by_row(rows, results, beside=rows[0].conversion() is not None)
 
 
@@ -110,18 +112,18 @@ class StepEngine(RowParts, Protocol):
     """Called around each piece, for the progress counter and for fault injection."""
 
     def begin_step(self, step: int) -> None:
-        """Zero the accumulators, so that no piece is inside."""
+        """Zero the accumulators: they contain no piece."""
 
     def run(self, step: int, tickets: Tickets) -> None:
         """Forward and backward of all ``tickets`` (perhaps none) in order, as one pipeline; adds to the accumulators.
 
         Gradients are those of the *sum* over pieces of each piece's loss; the constant divisor, the number of
-        microbatches, is applied in :meth:`apply`, never here. Audited pieces are computed in the same pipeline, exactly
-        as the groups compute them that own them, and add nothing to accumulators or scalars. The checksums of their
-        gradients are kept, and those of compared pieces.
+        microbatches, is applied in :meth:`apply`, never here. Audited pieces belong to other groups. They are computed
+        in the same pipeline, exactly as their own groups compute them, and add nothing to accumulators or scalars. The
+        checksums of their gradients are kept, as are those of this group's pieces that others audit.
 
-        An engine that takes a ticket only when it begins it computes what comes late in the pipeline that runs; one
-        that takes them all first drains it in between.
+        An engine should take each ticket only when it begins it: then tickets that are added late enter the running
+        pipeline. An engine that takes all tickets first drains its pipeline before the late ones.
         """
 
     def leaving(self) -> Sequence[torch.Tensor] | None:

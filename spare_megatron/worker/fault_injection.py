@@ -83,8 +83,8 @@ class Injector:
                 self._do(one)
 
     def slowness(self, step: int) -> float:
-        """How many times as long pieces take on this rank. An engine that only pretends to compute multiplies its times
-        by it; for one that does, :meth:`fire` sleeps."""
+        """The factor by which pieces take longer on this rank. An engine that only simulates computing multiplies its
+        times by it; for one that computes, :meth:`fire` sleeps."""
         factor = 1.0
         for index, one in self._mine:
             if one.factor > 1 and step >= one.step:
@@ -95,8 +95,8 @@ class Injector:
         return factor
 
     def _drag(self, step: int) -> None:
-        """Sleep for as long as this thread has computed since the last call in this step, times the slowness beyond
-        1."""
+        """Sleep for (slowness - 1) times the time for which this thread has computed since the last call in this
+        step."""
         factor, computed_s = self.slowness(step), time.thread_time()
         if factor > 1 and self._dragged[0] == step:
             time.sleep((factor - 1) * (computed_s - self._dragged[1]))
@@ -104,7 +104,8 @@ class Injector:
 
     @property
     def has_flips(self) -> bool:
-        """Whether some injection of this rank flips a bit, or of any while it waits for its place."""
+        """Whether an injection of this rank flips a bit; for a standby that waits for its place, an injection of any
+        rank."""
         found = [one for _, one in self._mine] if self._placed else self.injections
         return any(one.kind == "bitflip" for one in found)
 

@@ -56,7 +56,8 @@ def gated_size(args: Namespace) -> float:
 
 @dataclass(frozen=True)
 class LayerCounts:
-    """How many parts of each kind a model's layers have; a GPT's layer has attention and one of the next two."""
+    """How many parts of each kind a model's layers have. A layer of a GPT has ``attention``, and ``dense`` or
+    ``sparse``."""
 
     attention: int
     dense: int
@@ -67,8 +68,8 @@ class LayerCounts:
 
 
 def layer_counts(args: Namespace, predicting: bool = True) -> LayerCounts:
-    """The parts of all layers; with ``predicting`` those of multi-token prediction too, of which each has, in a GPT, a
-    whole layer of the last decoder layer's kind."""
+    """The parts of all layers. With ``predicting`` also those of multi-token prediction: in a GPT each of its modules
+    contains one layer like the last decoder layer."""
     pattern = pattern_of(args)
     if pattern is not None:
         kinds = (ATTENTION + LATENT, DENSE, EXPERTS, MAMBA, GATED)

@@ -8,7 +8,8 @@ from spare_megatron.runtime.free_memory import available_bytes
 
 
 def free_bytes(device: torch.device) -> int:
-    """With what torch has from the device and does not use. Raises RuntimeError where the device does not say."""
+    """Free memory of the device, and what torch's allocator holds and does not use. Raises RuntimeError if the device
+    does not report it."""
     if device.type != "cuda":
         return available_bytes()
     free, _ = torch.cuda.mem_get_info(device)

@@ -51,5 +51,5 @@ def same_orders(session: Session, gather: Gather) -> Orders:
 
 
 def _mark(orders: Orders) -> tuple[int, ...]:
-    """Grows with the orders of a rank, and all ranks of a group come to the same."""
+    """A mark that grows with the orders of a rank. All ranks of a group reach the same marks in the end."""
     return (int(orders.over), orders.view.epoch, *orders.view.committed, orders.stream.end)

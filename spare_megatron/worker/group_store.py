@@ -39,8 +39,8 @@ class StoreClient:
     """One connection to a group's store. Thread-safe; a request waits for the one before it."""
 
     def __init__(self, me: Identity, address: str, number: int = 0, timeout_s: float = 300.0) -> None:
-        """Connect to the store of ``me``'s group at host:port ``address``, as the one with this ``number``;
-        ``timeout_s`` is the usual one of a request that waits.
+        """Connect to the store of ``me``'s group at host:port ``address``. ``number`` is the store's, which server and
+        clients compare; ``timeout_s`` is how long a request waits unless it says otherwise.
 
         Raises:
             ConnectionError: no store of this group answers there.

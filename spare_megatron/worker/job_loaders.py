@@ -137,8 +137,8 @@ class JobLoaders:
 
 
 def stage(job: JobArguments, shards: Sequence[int]) -> None:
-    """Bring the data of these shards to this host, where there is a command for it. What it cannot bring may be here
-    already: that is for whoever reads it to find."""
+    """Bring the data of these shards to this host, where there is a command for it. A failure is not an error here: the
+    data may be on this host already, and reading it shows that."""
     for shard in shards:
         try:
             bring_shard(job, shard)

@@ -53,7 +53,7 @@ def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, f
 
 
 def activation_bytes(ns: Namespace, shape: JobShape, vocabulary: int) -> float:
-    """Of the first stage, which holds the most microbatches."""
+    """Bytes of activations on the first stage, which holds the most microbatches."""
     tokens = ns.seq_length * shape.micro_batch_size / shape.context
     layers = share_of_largest_stage(ns, shape.pipeline) * ns.num_layers
     virtual = ns.virtual_pipeline_model_parallel_size or 1
@@ -120,7 +120,8 @@ def smaller_shapes(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[int,
 
 
 def shapes_that_fit(ns: Namespace, shape: JobShape, vocabulary: int, device_bytes: float) -> tuple[int, ...]:
-    """Those of them that fit into a device, the largest first. Raises ConfigError where the flag names another one."""
+    """The shapes of :func:`smaller_shapes` that fit into a device, the largest first. Raises ConfigError if the flag
+    names one that does not fit."""
     needed = smaller_shapes(ns, shape, vocabulary)
     too_large = [
         f"with {counted(one, 'pipeline stage')} a GPU would need about {in_bytes(size)}, and this one has "

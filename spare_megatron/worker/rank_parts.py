@@ -32,13 +32,13 @@ CLOSE_S = 2.0
 
 
 class RankParts:
-    """Notes nothing: for a rank that is not asked for its times."""
+    """Records nothing. Used without ``--spare-rank-times``."""
 
     def note(self, name: str, began_s: float, ended_s: float) -> None:
         """This rank has done ``name`` from ``began_s`` to ``ended_s``, by time.monotonic()."""
 
     def end(self, step: int) -> None:
-        """What was noted since the last call was done in ``step``, or before this rank's first step."""
+        """Everything noted since the last call belongs to ``step``, or was done before this rank's first step."""
 
     def close(self) -> None:
         """Nothing more will be noted."""

@@ -65,7 +65,8 @@ def on_one_host(store: GroupStore, place: Place) -> bool:
 
 
 def _network() -> str:
-    """The boot of this host, and the network namespace of this process, in which 127.0.0.1 is the same for all."""
+    """Identifies the network in which 127.0.0.1 is the same for all: this host's boot and this process's network
+    namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     host = boot.read_text().strip() if boot.exists() else socket.gethostname()
     try:
@@ -92,8 +93,8 @@ def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> str:
 
 
 def _store_host(interface: str) -> str:
-    """Where other hosts of the group reach the store; the loopback address where this machine's name leads nowhere, as
-    it may where all ranks are on one machine."""
+    """The host at which other hosts of the group reach the store. If this machine's name has no usable address, it is
+    the loopback address, which is sufficient if all ranks are on this machine."""
     if interface:
         return own_host(interface)
     try:

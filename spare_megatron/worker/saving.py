@@ -9,12 +9,11 @@ the commit of t + 1, so no step may wait for that.)
 Nothing that a disk does ends training: the user is warned once of saves that fail, what they leave behind is removed
 when the next one succeeds, and the next interval tries again. One save is in flight at a time.
 
-A disk that takes nothing for :attr:`GroupSaver.hung_s` is no sign of life any more: the training thread, which waits
-for the last save, then stands still for the failure detector, and the next group saves.
+If the disk accepts nothing for :attr:`GroupSaver.hung_s`, the training thread, which waits for the last save, reports
+no more progress. The failure detector then removes this group, and the next group saves.
 
-Once the coordinator has been asked, only it knows whether the checkpoint counts: its answer may come too late for a
-group that is fenced, or that receives first the message that the job is over. So such a checkpoint is not removed by
-its writer.
+Once the coordinator has been asked, only it knows whether the checkpoint counts. Its answer may not reach the writer,
+if the writer is fenced or the job ends first. So the writer never removes such a checkpoint.
 
 May assume: every rank of the group calls :meth:`GroupSaver.save` for the same steps. Promises: a directory with
 Megatron's name for a checkpoint is complete and was accepted by the coordinator.
@@ -111,7 +110,7 @@ class _Flight:
         self.moved_s = time.monotonic()
 
     def waits_for_others(self) -> None:
-        """What this rank waits for next is judged where it is done."""
+        """From now on this rank waits for others: its own disk is not judged meanwhile."""
         self.moved_s = None
 
     def hangs(self, hung_s: float) -> bool:
@@ -159,8 +158,8 @@ class GroupSaver:
         """Take a checkpoint of ``step`` and write it, while training goes on; if ``final``, or not ``asynchronous``, it
         is written before this returns.
 
-        ``since`` is the last step at which a save was due. It is below ``step`` where this group takes over from one
-        that died; the save is then left out if that group had published what was due.
+        ``since`` is the last step at which a save was due. It is below ``step`` if this group takes over the saving
+        from one that died. Then nothing is saved if that group had published the checkpoint that was due.
         """
         started_s = time.monotonic()
         trained = min(step, self.last_step)

@@ -1,28 +1,30 @@
-"""Gathers what a rank lacks where groups keep only some state shards: parameters of the others after each step, and in
-a newer epoch the state of those of which its group is a new host.
+"""Gathers what a rank lacks in a job whose groups keep only some state shards (docs/protocol.md, rules 25 to 29): after
+each step the parameters of the other shards, and when an epoch begins the state of shards of which its group is a new
+host.
 
-Each host updates its shards when a step is committed, waiting for nobody, and has the parameters that follow. The
-*primary* of a shard is the lowest group that counts for it. In a gather each rank gives the bits of what its group is
-primary of to the same rank of the other groups of an epoch (:mod:`spare_megatron.collectives.gathering`). It ends as
-any reduction does when its epoch ends, and is done again in the next one.
+A *host* of a shard is a group that keeps it, and *counts* for it once votes have compared its copy. When a step is
+committed each host updates its shards without waiting for others, and so has their new parameters. The *primary* of a
+shard is the lowest group that counts for it. In a *gather* each rank sends what its group is primary of, bit for bit,
+to the rank at the same position of the other groups of the epoch (:mod:`spare_megatron.collectives.gathering`). As any
+reduction, a gather ends with its epoch, and is repeated in the next one.
 
-The order of a ring's operations is the same on all members: an epoch begins with a gather after t*, in which the state
-of shards with new hosts travels too; then each reduction of a step is followed, where it is committed in that epoch, by
-a gather after that step. What a gather reads stays as it is until the next commit, which needs every member's vote, and
-that needs the gather. A thread of its own takes part in gathers: a rank that has everything computes meanwhile, so no
-rank waits in a pipeline for one that waits for it in a gather.
+All members of a ring have the same order of operations. An epoch begins with a gather of the parameters after t*, the
+last committed step, and of the state of shards with new hosts. Then each reduction whose step is committed in that
+epoch is followed by a gather after that step. What a gather reads does not change before the next commit, because that
+needs every member's vote, and a vote needs the gather. Gathers have a thread of their own, and a rank that lacks
+nothing computes meanwhile. Otherwise a rank could wait in a pipeline for a rank that waits for it in a gather.
 
-Where the commit of a step orders a save, or ends the run of a job that saves, the state of all shards follows the
-parameters in that gather, one shard after the other. The group that saves keeps it, in host memory, until it has taken
-its share of the checkpoint; the others have one shard of it at a time.
+If the commit of a step orders a save, or ends the run of a job that saves, the state of all shards follows the
+parameters in that gather, one shard after the other. The group that saves keeps all of it, in host memory, until it has
+copied its share of the checkpoint; the others have memory for one shard of it at a time.
 
 The gather with which an epoch begins also brings what is no part of any shard (scales of sums, the learning-rate
 schedule, a script's own state): the lowest of the primaries puts it in. So a group that comes back, or a standby that
 takes its place, has all that it needs after that gather (:mod:`spare_megatron.worker.shard_joining`).
 
-Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before the state
-of all new hosts is there. Nobody is blamed for a gather that its epoch has ended; one that fails by itself is a failed
-vote.
+Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before all new
+hosts have their state. No group is blamed for a gather that ended with its epoch; a gather that fails by itself is a
+failed vote.
 """
 
 from __future__ import annotations
@@ -74,13 +76,14 @@ class Shards(Protocol):
         """Elements of each shard's part of :meth:`weights`."""
 
     def weights(self, order: Sequence[int], mine: Collection[int]) -> torch.Tensor:
-        """The bits of all parameters, int32, in this order of shards; room for others than those of ``mine``."""
+        """The bits of all parameters, int32, in this order of shards. Those of ``mine`` are filled in, the others are
+        only space."""
 
     def take_weights(self, flat: torch.Tensor, order: Sequence[int], own: Collection[int]) -> None:
         """Write all parameters but those of ``own``."""
 
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
-        """The bits of a shard's state, int32; room for them where they are not ``mine`` to give."""
+        """The bits of a shard's state, int32, if it is ``mine`` to send; else space for them."""
 
     def state_size(self, shard: int) -> int:
         """Elements of :meth:`state`."""
@@ -427,7 +430,7 @@ class ShardGather:
         return self._sums.gather(view.epoch, request, lambda: self._is_over(view.epoch))
 
     def _state(self, shard: int, mine: bool) -> torch.Tensor:
-        """What this rank puts in of a shard's state; that which it has received and not installed has the same form."""
+        """What this rank sends of a shard's state, also if it has received this state and not installed it yet."""
         with self._changed:
             received = self._received.get(shard)
         return received if mine and received is not None else self._shards.state(shard, mine=mine)

@@ -1,5 +1,5 @@
-"""Opens the data of shards that the group of this rank has adopted, in a thread of its own: the training thread waits
-for nothing that it need not wait for.
+"""Opens the data of shards that the group of this rank has adopted, in a thread of its own, so that the training thread
+does not wait for it.
 
 Promises: shards are opened in the order in which views name them, each is tried again after short pauses, because a
 store may be away for a moment, and the leader learns how each went; whatever opening raises is an answer,

@@ -30,8 +30,8 @@ _before: dict[signal.Signals, Any] = {}
 
 
 def _in_a_child() -> None:
-    """A process that was forked, such as one that loads data, has the descriptor to which the handlers write: a signal
-    to it would be taken for one to the rank."""
+    """Reset the handlers in a forked process, such as a data loader. It inherits the descriptor to which they write, so
+    a signal to it would look like one to the rank."""
     if _before:
         signal.set_wakeup_fd(-1)
         for number, handler in _before.items():
@@ -47,10 +47,11 @@ def stop_on_signals(place: Place, session: Session) -> Iterator[None]:
     """Inside this context the first signal asks the job to save and leave, in a thread of its own; later ones change
     nothing, because whoever does not want to wait can kill. For the main thread.
 
-    On a lent node such a signal means the node, whose agent lets the group leave.
+    On a lent node such a signal means that the node is to leave: its agent then lets the group leave, and the job goes
+    on.
 
-    Where torchrun started the rank, it ends what is left of a group that lost a rank by the same signal, to start the
-    group again: then this process leaves, and the job goes on.
+    torchrun sends the same signal to the other ranks of a group that lost a rank, before it restarts the group. In that
+    case this process leaves, and the job goes on.
     """
     if place.lent:
         ignore_stop_signals()

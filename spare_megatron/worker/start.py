@@ -45,8 +45,8 @@ class Start:
         return job.batches.schedule(self.step + 1, self.consumed_samples)
 
     def shards(self, job: JobArguments) -> int:
-        """S, the number of state shards: that of the groups with which the job was started first, whose checkpoints
-        have it."""
+        """S, the number of state shards. It is the number of groups with which the job was first started, and is
+        recorded in its checkpoints."""
         return self.state_shards or job.shape.num_groups
 
 
@@ -109,8 +109,8 @@ def _carry_files(job: JobArguments, loaded: Path) -> None:
 
 
 def _of_running_job(job: JobArguments) -> dict[str, int] | None:
-    """Where the present job attempt began, as fields of :class:`Start`, where this group was started again in it;
-    None where it was not, or where that cannot be known. The files alone may be those of a coordinator that is dead."""
+    """Where the present job attempt began, as fields of :class:`Start`, if this group was restarted in it. None if it
+    was not, or if the files of the run directory do not show it: they may be those of a dead coordinator."""
     if not job.place.restarts:
         return None
     run_dir = RunDirectory(str(job.place.run_dir))

@@ -3,10 +3,11 @@
 The runner follows the ticket stream of its group and the newest :class:`~spare_megatron.protocol.member.Orders` until
 the step is committed:
 
-1. tickets are run as one pipeline up to the next pause (the first are the step's own work, later ones are patches);
-2. where the ticket stream is closed for an epoch, all pieces of its plan are inside: they are summed inside the group,
-   and reduced in that epoch, out of place, if it is still the newest; where the job overlaps, that begins while the
-   last backward passes run;
+1. tickets are run as one pipeline up to the next pause entry (the first are the step's own work, later ones are
+   patches);
+2. a close entry of an epoch means that the accumulators contain all pieces of its plan: they are summed inside the
+   group, and reduced over the groups in that epoch, out of place, if it is still the newest; with overlap, that begins
+   while the last backward passes run;
 3. the outcome goes to the group's leader, which votes; then the rank waits for the commit or for a newer epoch.
 
 A newer epoch neither interrupts computing nor discards anything: accumulators grow until the commit. What a rank does
@@ -17,8 +18,8 @@ Everything that groups exchange or compare is by *row*, the part of the model th
 shape (:mod:`spare_megatron.config.rows`). A rank has one, or several in a smaller shape: it reduces them in ascending
 order and reports the outcome of each.
 
-An overlapped reduction copies what is final. When its epoch ends first, it is dropped and the accumulators are as they
-were; after the patch, if there is one, everything is reduced in the newer epoch.
+An overlapped reduction copies the parts of the accumulators that are final. If its epoch ends first, it is dropped, and
+the accumulators are unchanged. After the patch, if there is one, everything is reduced in the newer epoch.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ Parts = Mapping[int, Mapping[str, int]]
 
 
 class SentBackError(Exception):
-    """A joiner has left the epoch, or has got another offer: what it holds counts no more."""
+    """A joiner (a returning group that has just become a member) has left the epoch or has another offer: its state
+    does not count any more."""
 
 
 @dataclass(frozen=True)
@@ -229,16 +231,17 @@ class StepRunner:
                     self._attempt(view, share, attempt, times)
 
     def _is_sent_back(self, joined: Joined, orders: Orders, attempt: _Attempt) -> bool:
-        """Whether what a joiner holds counts no more. It may have been sent back and become a member again without a
-        view that says so: then the step is committed in an epoch in which it has not voted, or begins again."""
+        """Whether a joiner's state does not count any more. This rank may have missed the view with which the joiner
+        was sent back, if it is a member again. Then the step was committed in an epoch in which it has not voted, or
+        the step begins again in the ticket stream."""
         committed, entry = orders.view.committed, self._reader.next(orders)
         left = committed[0] >= self._step and committed != (self._step, attempt.epoch)
         again = isinstance(entry, Begin) and entry.step == self._step
         return left or again or not joined.counts_in(orders)
 
     def vote_on_the_end(self, step: int, view: View) -> None:
-        """Vote on the weights after ``step``, the last one, in the epoch of ``view``: as a step after it without
-        pieces."""
+        """Vote on the weights after ``step``, the last one, in the epoch of ``view``. The vote is that of one more
+        step, without pieces."""
         self._pieces, self._audited, self._done = [], [], 0
         self._weights = [row.weights_digest() for row in self._rows]
         self._step = step + 1
@@ -259,20 +262,22 @@ class StepRunner:
         self.inject("patch" if patches else phase, self._step, n)
 
     def on_bucket(self, done: int, total: int) -> None:
-        """Called as buckets of a reduction end. It reports progress only after the computing, which reports its own."""
+        """Called when a bucket of a reduction is complete. Reports progress, but not while the rank computes: that
+        reports its own."""
         if not self._computing:
             self.session.progress("reduce", self._step, self._done)
         if 0 < done < total:
             self.inject("reduce", self._step, done - 1)
 
     def _look(self, orders: Orders) -> None:
-        """Show a newer view of the step in flight, between pieces too: a copy of the state is made beside them."""
+        """Pass a newer view of the step in flight to ``look``. Also between pieces, because a donor copies its state
+        while they are computed."""
         if orders.version > self._shown and orders.view.step == self._step and not orders.over:
             self._shown = orders.version
             self.look(orders.view, self._step - 1)
 
     def _compute(self, times: StepTimes) -> None:
-        """One run of the pipeline, up to the next pause; the first one of a step also where it has no ticket."""
+        """Run the pipeline once, up to the next pause. A step has at least one run, even without a ticket."""
         started_s, self._patch_began_s, self._opened = self.clock(), 0.0, None
         run = self._run = TicketRun(self._reader, self._open)
         self._computing = True
@@ -291,7 +296,7 @@ class StepRunner:
             self.parts.note("patch", self._patch_began_s, ended_s)
 
     def _share(self, times: StepTimes) -> _Share:
-        """What the runs so far have summed, over the group."""
+        """The sums of the runs so far, over the group."""
         started_s = self.clock()
         share = _Share(self.engine.local_sum(), self.engine.scalars(), self._opened)
         ended_s = self.clock()
@@ -304,8 +309,7 @@ class StepRunner:
         return share
 
     def _open(self) -> None:
-        """Begin the reduction of the newest epoch, where the stream is closed for it behind the run that comes to its
-        end."""
+        """Begin an overlapped reduction, if a close entry for the newest epoch follows the run that is about to end."""
         orders = self.session.orders
         view, closed = orders.view, self._reader.closes(orders)
         tensors = self.engine.leaving() if self.overlap and view.epoch in closed else None
@@ -336,8 +340,8 @@ class StepRunner:
         self._report(view, outcome, times)
 
     def _reduce(self, view: View, share: _Share, again: bool) -> ReduceOutcome:
-        """Sum ``share`` over the groups of ``view``. ``again``: an earlier attempt may have shown others, before this
-        rank saw it, that somebody's accumulators are damaged."""
+        """Sum ``share`` over the groups of ``view``. ``again``: an earlier attempt failed, perhaps because some rank's
+        accumulators are damaged; so this rank checks its own."""
         if share.opened is not None and share.opened.epoch == view.epoch:
             return share.opened.finish(share.tensors, share.scalars)
         fault = self.engine.accumulators_fault(suspected=again)
@@ -365,8 +369,8 @@ class StepRunner:
         return stale
 
     def _checked(self, outcome: ReduceOutcome) -> ReduceOutcome:
-        """The outcome, as a failure if the sum is not that of what the groups put in. Where this rank's accumulators
-        are damaged, that is why; where all are good, another attempt may succeed."""
+        """The outcome; a failure if the result is not the sum of the groups' contributions. If this rank's accumulators
+        are damaged, the failure says so; if those of all ranks are good, another attempt may succeed."""
         faults = (
             row.result_fault(tensors)
             for row, tensors in zip(self._rows, results_by_row(self._rows, outcome.tensors), strict=True)

@@ -140,7 +140,8 @@ class StoreServer:
         self._take(client)
 
     def _take(self, client: _Client) -> None:
-        """Carry out whole requests; one after the other, so none behind one that waits."""
+        """Carry out the complete requests of a client in order. A request that waits for a key holds up those behind
+        it."""
         while client in self._clients and client.waits is None and len(client.received) >= store_messages.HEADER_BYTES:
             size = store_messages.body_bytes(client.received)
             if size is None:

@@ -31,7 +31,8 @@ class TicketReader:
         self._next = 0
 
     def begin(self, step: int, offer: int = -1) -> None:
-        """Read the entries of ``step`` from now on; of a joiner those that follow from its offer, -1 for any."""
+        """Read the entries of ``step`` from now on. A joiner reads those behind the ``Begin`` entry of its ``offer``;
+        -1 means any."""
         self._at, self._found = (step, offer), False
 
     def next(self, orders: Orders) -> TicketEntry | None:
@@ -45,7 +46,7 @@ class TicketReader:
         return None
 
     def move(self) -> None:
-        """The next entry is read; reports a ticket behind which few entries are known."""
+        """Go to the next entry. Reports the ticket that was read if few entries behind it have arrived."""
         stream, number = self.session.orders.stream, self._next
         self._next += 1
         few = stream.end - self._next <= self.session.tickets_low
@@ -54,7 +55,7 @@ class TicketReader:
         self.session.read_tickets(self._next)
 
     def closes(self, orders: Orders) -> list[int]:
-        """The epochs for which the stream is closed at the next entry, without a ticket in between."""
+        """The epochs of the consecutive close entries that come next."""
         number, epochs = self._next, list[int]()
         while isinstance(entry := orders.stream.at(number), Close):
             epochs.append(entry.epoch)
@@ -71,7 +72,7 @@ class TicketReader:
         return entry
 
     def ahead(self) -> list[Ticket]:
-        """The next tickets of this run that are known and not read. Never waits."""
+        """The next tickets of this run that have arrived and are not read yet. Never waits."""
         stream, number, known = self.session.orders.stream, self._next, list[Ticket]()
         while len(known) < AHEAD and isinstance(entry := stream.at(number), Ticket):
             known.append(entry)
@@ -109,7 +110,7 @@ class TicketRun:
         raise StopIteration
 
     def ahead(self) -> Sequence[Ticket]:
-        """The next tickets, as far as they are known."""
+        """The next tickets that have arrived."""
         return () if self._ended else self._reader.ahead()
 
     @property
@@ -124,10 +125,10 @@ class TicketRun:
 
     @property
     def joined(self) -> int:
-        """How many of the taken pieces came from patches that joined this run while it was under way."""
+        """How many of the taken pieces are of patches that were added while this run was under way."""
         return sum(ticket.segment > self._pieces[0].segment for ticket in self._pieces)
 
     def place(self, n: int) -> tuple[int, int]:
-        """The segment of the ``n``-th summed piece of this run, and its number among those of this segment here."""
+        """The segment of the ``n``-th summed piece of this run, and the number of that piece within this segment."""
         segment = self._pieces[n].segment
         return segment, n - next(k for k, ticket in enumerate(self._pieces) if ticket.segment == segment)

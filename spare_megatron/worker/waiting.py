@@ -1,7 +1,7 @@
 """How a process that spare-launch has started ahead of a loss waits for its place in the job.
 
-spare-launch writes the place as one file, which is there as a whole or not at all, and has a name that no other process
-or standby waits for. Waiting costs one look at a directory each POLL_S, and ends with the launcher.
+spare-launch writes the place atomically into one file, for whose name only this process waits. Waiting costs one look
+at the file each POLL_S, and ends with the launcher.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLL_S = 0.05
 def wait_for_place(environ: MutableMapping[str, str]) -> None:
     """Wait, for hours if need be, until the file that ``environ`` names is there, and add what it has to ``environ``.
     The process ends where its launcher has ended."""
-    ignore_stop_signals()  # they mean the job, which this process is no part of
+    ignore_stop_signals()  # they are meant for the job, and this process is not part of it yet
     path = environ.pop(PLACE_FILE)
     launcher = LauncherWatch(number(environ, "SPARE_LAUNCHER_PID") or 0)
     mark = waits_file(Path(path), os.getpid())

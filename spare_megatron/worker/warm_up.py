@@ -8,9 +8,9 @@ from spare_megatron.worker.engine import StepEngine
 
 
 def warm_up(engine: StepEngine, step: int, piece: int) -> None:
-    """Compute ``piece`` of ``step`` and its sum in the group: what a process does only once (imports, compiling,
-    allocating) would else be done when others wait for it. The state that comes replaces what this leaves. Collective
-    in the group."""
+    """Compute ``piece`` of ``step`` and its sum in the group, so that what a process does only once (imports,
+    compiling, allocating) is done before others wait for it. The state that is fetched later replaces what this leaves.
+    Collective in the group."""
     engine.begin_step(step)
     engine.run(step, KnownTickets([Ticket(piece)]))
     engine.local_sum()

@@ -173,7 +173,7 @@ def _links(job: RankJob, directory: RunDirectory) -> _Links:
     rows = place.rows[place.position] if place.rows else (place.position,)
     token, host = directory.token(), own_address(job.interface, partial(_coordinator_host, job, directory))
     mes = [Identity(member, row, place.job_attempt, token) for row in rows]
-    # Whether a silent donor is dead is for the coordinator to find, so it has the first word.
+    # Longer than the heartbeat time-out: the coordinator, not the learner, decides whether a silent donor is dead.
     silence_s, rate = 2 * job.job.timeouts.heartbeat_timeout_s, job.transfer_rate_bytes_s / len(rows)
     return _Links(
         [ReplicaCommunicators(me, job.backend, job.device, host=host) for me in mes],

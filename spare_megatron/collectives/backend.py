@@ -109,9 +109,9 @@ class Backend(Protocol):
         converted: ConvertedBucket | None = None,
         shares: Shares | None = None,
     ) -> None:
-        """Begin to sum ``wire`` in place over the members, or to write the sum of what they give as ``source``, which
-        is only read, into it. Even after an error nothing touches them once :meth:`halt` returns, and no byte of
-        ``source`` leaves after :meth:`cut`.
+        """Begin to sum ``wire`` in place over the members. With ``source`` this member contributes ``source``, which is
+        only read, and ``wire`` only receives the sum. Even after an error nothing touches them once :meth:`halt`
+        returns, and no byte of ``source`` leaves after :meth:`cut`.
 
         With ``converted`` the converted sum is written into the result of that object, and ``wire`` is only working
         memory. With ``shares`` nothing is summed: each member sends its share of ``wire`` to the others.
@@ -121,8 +121,8 @@ class Backend(Protocol):
         """
 
     def end_sum(self, more: Callable[[], bool]) -> bool:
-        """Wait until the oldest sum that has not ended is complete, and return True. Returns False as soon as
-        ``more()`` is true; the sum has then not ended."""
+        """Wait until the oldest sum that has not ended is complete, and return True. If ``more()`` becomes true before
+        that, return False; the sum has then not ended."""
 
     def cut(self, why: str) -> None:
         """Give this communicator up: blocked calls of other threads end with an error, here and on the peers, which

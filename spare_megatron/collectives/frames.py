@@ -1,10 +1,10 @@
-"""Frames: how a connection carries the sums of one epoch after the other without being made anew.
+"""Frames: with them one connection carries the sums of many epochs, and need not be made again for each.
 
-A sum's segment goes as one frame: the epoch and the number of bytes, the bytes, and a last byte that says whether they
-are whole. When an epoch is over in the middle of a frame, the sender fills that frame with zeros and says so at its
-end. The receiver counts the last bytes of a frame only when it is whole, and throws away whatever is of an older epoch
-than its own; a frame of a newer epoch stays in the connection until the receiver is in that epoch. So no segment is
-ever made of bytes of two epochs or of zeros, whenever each side learns of the change.
+Each segment of a sum is sent as one frame: the epoch and the number of bytes, the bytes, and a last byte that says
+whether the frame is complete. If an epoch ends in the middle of a frame, the sender fills that frame with zeros and
+marks it as incomplete in its last byte. The receiver accepts a segment only when its frame is complete, and discards
+frames of older epochs than its own; a frame of a newer epoch stays in the connection until the receiver is in that
+epoch. So no segment ever contains bytes of two epochs, or the zeros, no matter when each side learns of the new epoch.
 
 May assume: an ordered connection without loss (TCP), non-blocking. Both objects belong to the connection and outlive
 epochs; one thread at a time uses them. They raise BlockingIOError where nothing can be moved now, and other OSErrors
@@ -44,8 +44,8 @@ class FrameSender:
         """Number of bytes, at most one, that are sent but not counted, because the last byte is not sent yet."""
 
     def send(self, epoch: int, rest: memoryview) -> int:
-        """Send some of ``rest``, which is what is left of the frame in hand of this epoch, or else a new frame; returns
-        how many bytes of it."""
+        """Send some bytes of ``rest``: the remaining bytes of the present frame of this epoch, else those of a new
+        frame. Returns how many bytes of ``rest`` were sent."""
         while self._open and self._epoch != epoch:
             self._move(_ZEROS[: self._due], _BROKEN if self._due <= len(_ZEROS) else b"")
         if not self._open:

@@ -1,8 +1,8 @@
 """One attempt to reduce a step's gradients in one epoch, from the first bucket that is final to the outcome.
 
-The order of a communicator's operations is fixed: a header with the layout's digest, the buckets of the tensors in
-their order, where reductions may overlap what computes the tensors (:attr:`Reduction.overlapped`) a second header with
-the scalars, and, where sums are converted, the check vector. So members need not agree on when a bucket leaves, nor on
+The order of a communicator's operations is fixed: a header with the layout's digest; the buckets of the tensors in
+their order; if the reduction may overlap the computing of the tensors (:attr:`Reduction.overlapped`), a second header
+with the scalars; and if sums are converted, the check vector. So members need not agree on when a bucket leaves, nor on
 whether they overlap at all: one may send buckets from the middle of its backward pass to another that has long
 finished.
 

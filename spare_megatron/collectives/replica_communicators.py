@@ -12,8 +12,8 @@ Promises:
   whichever is first;
 - accumulators are never written, a given-up operation never writes into a buffer that is in use again;
 - errors of communication are values: only what ``on_bucket`` itself raises leaves ``reduce``;
-- every group that completes a reduction of an epoch has the same sums. Whether all of them complete it, the
-  vote finds out: after a death some may, and some may not.
+- every group that completes a reduction of an epoch has the same sums. After a death some groups may complete it and
+  others not; the vote shows which.
 """
 
 from __future__ import annotations

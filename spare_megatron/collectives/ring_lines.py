@@ -98,9 +98,9 @@ class RingLines:
         line.sock.close()
 
     def pair(self, side: int, proven: bool = True) -> dict[bytes, Line]:
-        """Kind -> connection, of the newest call between this member and a neighbour in the present epoch; without
-        those that have ended. With ``proven`` false also a call of this member that the neighbour has not answered with
-        its proof; what says that it is the left neighbour is never believed without one."""
+        """Kind -> connection, of the newest call between this member and a neighbour in the present epoch, without
+        those that have ended. If ``proven`` is false, a call of this member counts even if the neighbour has not
+        answered with its proof. A call of the left neighbour always needs its proof."""
         seat, proven = self._seat, proven or side == LEFT
         if seat is None:
             return {}
@@ -177,8 +177,8 @@ class RingLines:
 
 
 def _newest(lines: Sequence[Line], proven: bool, epoch: int) -> dict[bytes, Line]:
-    """Kind -> connection, without those that have ended, of the newest call among those with one peer until ``epoch``;
-    of the ``proven`` ones alone where that is due."""
+    """Kind -> connection, of the newest call in ``lines``, which are all with one peer; without calls of epochs after
+    ``epoch``, without connections that have ended, and if ``proven`` without those that are not proven."""
     newest, found = 0, dict[bytes, Line]()
     for line in lines:
         if line.number < newest or line.epoch > epoch or (proven and not line.proven):

@@ -4,9 +4,9 @@ A rank listens at one address as long as it lives. In each epoch it is connected
 calls, and its left neighbour twice to it: once for data, which the owner of the epoch's communicator moves in frames
 (:mod:`spare_megatron.collectives.frames`), and once for control, which belongs to the thread here. On those both sides
 send the beats of :mod:`spare_megatron.collectives.link_monitor`, with their epoch, also while no sum is in hand. A
-connection stays over epochs while its two ends are neighbours and it is not to blame for the end of an epoch: when a
-member dies, its two neighbours are neighbours of each other, and all other connections stay. What is abandoned with an
-epoch is its operations.
+connection stays open over epochs as long as its two ends are neighbours, unless it was silent. When a member dies, its
+two neighbours become neighbours of each other, and all other connections stay. Only the operations of an epoch end with
+it.
 
 The thread that receives a view (the control thread) enters the epoch itself. It sends the neighbours one beat of the
 new epoch, which also says that the old one is over; the thread here learns of the epoch only afterwards. So if both

@@ -1,10 +1,10 @@
-"""The compiled twin of ring.py and frames.py and of the loop between them, kernels/ring.cpp: a whole sum is one call,
-but for dtypes that torch adds and conversions that are not compiled.
+"""Calls kernels/ring.cpp, which does the same as ring.py, frames.py and the loop between them. A whole sum is one call,
+except for dtypes that torch adds and for conversions that are not compiled.
 
 A sum in Python takes a fifth to a half more CPU time: after each call of the kernel Python finds nothing in the caches.
 On the wire both are the same, so a neighbour may use either. Where the library was not built, Python moves the bytes.
 
-May assume: one thread at a time uses a connection, and one way on it.
+May assume: one thread at a time uses a connection, and in one direction only.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -223,27 +222,11 @@ def change_tensors(folder: Path, what: str, number: int) -> None:
 
 def job_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     """Of the model that a job builds from the flags that the conversion wrote."""
-    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
-    from spare_megatron.megatron_adapter.model import world
-    from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.worker.job_arguments import parse_job
+    from tests.megatron.hugging_face_models import flags_of, logits_of
 
-    words = shlex.split((save / "model_flags.txt").read_text())
-    rest = "--mock-data --tokenizer-type NullTokenizer --vocab-size 10 --micro-batch-size 1 --train-iters 2 --lr 1e-3"
     # one type for all, because a model of transformers has one, whatever a tensor of it was stored in
-    words = [word for word in words if word not in ("--bf16", "--fp16")]
-    job, _ = parse_job([*words, *rest.split(), "--seq-length", str(tokens.shape[1]), "--transformer-impl", "local"])
-    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
-    try:
-        replica = build_replica(job.settings(128), here)
-        group_checkpoint.load(save / "iter_0000001", replica, optimizer=False)
-        model = replica.chunks[0].eval()
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-        mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
-        with torch.no_grad():
-            return model(tokens, positions, mask).float()  # type: ignore[no-any-return]
-    finally:
-        world.destroy()
+    flags = [word for word in flags_of(save) if word not in ("--bf16", "--fp16")]
+    return logits_of(flags, save / "iter_0000001", tokens)
 
 
 def judge(example: tuple[str, dict[str, Any], str, int], world: World) -> Verdict:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.cli import convert
 
 SEED, VOCAB = 7, 100
@@ -129,3 +132,35 @@ def run(load: Path, save: Path, loader: str, saver: str, *words: str) -> None:
     """A conversion, which must succeed."""
     paths = ("--load-dir", str(load), "--save-dir", str(save))
     assert convert.main(["--model-type", "GPT", "--loader", loader, "--saver", saver, *paths, *words]) == 0
+
+
+def flags_of(converted: Path) -> list[str]:
+    """The flags of the model that a conversion wrote beside its checkpoint."""
+    return shlex.split((converted / "model_flags.txt").read_text())
+
+
+def logits_of(
+    flags: Sequence[str], checkpoint: Path, tokens: torch.Tensor, rows: int = 128, labels: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Of the model that ``flags`` describe, whose vocabulary is padded to ``rows``, with the weights loaded as a job
+    loads them; with ``labels`` the loss of each token."""
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.model import world
+    from spare_megatron.megatron_adapter.model.replica import build_replica
+    from spare_megatron.worker.job_arguments import parse_job
+
+    rest = "--mock-data --tokenizer-type NullTokenizer --vocab-size 10 --micro-batch-size 1 --train-iters 2 --lr 1e-3"
+    length = tokens.shape[1]
+    job, _ = parse_job([*flags, *rest.split(), "--seq-length", str(length), "--transformer-impl", "local"])
+    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
+    try:
+        replica = build_replica(job.settings(rows), here)
+        start = group_checkpoint.load(checkpoint, replica, optimizer=False)
+        assert start.step == step_of(checkpoint)
+        model = replica.chunks[0].eval()
+        positions = torch.arange(length).expand_as(tokens)
+        mask = torch.ones(1, 1, length, length).triu(1).bool()
+        with torch.no_grad():
+            return model(tokens, positions, mask, labels=labels).float()  # type: ignore[no-any-return]
+    finally:
+        world.destroy()

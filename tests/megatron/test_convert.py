@@ -11,7 +11,17 @@ import pytest
 import torch
 
 from spare_megatron.cli import convert
-from tests.megatron.hugging_face_models import EXPERT_KINDS, MODELS, SEED, VOCAB, add_predictors, make, run
+from tests.megatron.hugging_face_models import (
+    EXPERT_KINDS,
+    MODELS,
+    SEED,
+    VOCAB,
+    add_predictors,
+    flags_of,
+    logits_of,
+    make,
+    run,
+)
 
 transformers = pytest.importorskip("transformers")
 
@@ -27,30 +37,9 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def our_logits(save: Path, tokens: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-    """Of the model that the written flags describe, with the weights loaded as a job loads them; with ``labels`` the
-    loss of each token."""
-    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
-    from spare_megatron.megatron_adapter.model import world
-    from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.worker.job_arguments import parse_job
-
-    words = shlex.split((save / "model_flags.txt").read_text())
-    rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 16"
-    job, _ = parse_job([*words, *rest.split(), "--vocab-size", str(VOCAB), "--transformer-impl", "local"])
-    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
-    try:
-        replica = build_replica(job.settings(128), here)
-        assert group_checkpoint.load(save / "iter_0000001", replica, optimizer=False).step == 1
-        model = replica.chunks[0].eval()
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-        mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
-        with torch.no_grad():
-            if labels is not None:
-                return model(tokens, positions, mask, labels=labels)  # type: ignore[no-any-return]
-            return model(tokens, positions, mask)[..., :VOCAB]  # type: ignore[no-any-return]
-    finally:
-        world.destroy()
+def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
+    """Of the model that the written flags describe."""
+    return logits_of(flags_of(save), save / "iter_0000001", tokens)[..., :VOCAB]
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -84,7 +73,8 @@ def test_layers_that_predict_more_tokens(kind: str, tmp_path: Path) -> None:
     tokens, labels = torch.randint(0, 128, (2, 2, 16), generator=torch.Generator().manual_seed(SEED))
     with torch.no_grad():
         theirs = torch.nn.functional.cross_entropy(model(tokens).logits.mT, labels, reduction="none")
-    assert (our_logits(tmp_path / "ours", tokens, labels) - theirs).abs().max() < 1e-5
+    flags, ours = flags_of(tmp_path / "ours"), tmp_path / "ours" / "iter_0000001"
+    assert (logits_of(flags, ours, tokens, labels=labels) - theirs).abs().max() < 1e-5
     sizes = ("--target-tensor-parallel-size", "2", "--target-pipeline-parallel-size", "2")
     run(tmp_path / "ours", tmp_path / "cut", "core", "legacy", *sizes, "--target-expert-parallel-size", "2")
     for name in ("ours", "cut"):

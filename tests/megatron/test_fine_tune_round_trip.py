@@ -4,7 +4,6 @@ back. transformers then loads it without a missing or unused name, with the logi
 from __future__ import annotations
 
 import json
-import shlex
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.megatron.hugging_face_models import SEED, make, run
+from tests.megatron.hugging_face_models import SEED, flags_of, logits_of, make, run
 from tests.process.harness import launch
 
 transformers = pytest.importorskip("transformers")
@@ -56,29 +55,6 @@ def model_of(kind: str, folder: Path) -> None:
     made.save_pretrained(folder)
 
 
-def core_logits(converted: Path, checkpoint: Path, tokens: torch.Tensor, rows: int) -> torch.Tensor:
-    """Of the model that a job of ours builds, with the weights of one of its checkpoints."""
-    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
-    from spare_megatron.megatron_adapter.model import world
-    from spare_megatron.megatron_adapter.model.replica import build_replica
-    from spare_megatron.worker.job_arguments import parse_job
-
-    words = shlex.split((converted / "model_flags.txt").read_text())
-    rest = "--mock-data --tokenizer-type NullTokenizer --micro-batch-size 1 --train-iters 2 --lr 1e-3 --seq-length 32"
-    job, _ = parse_job([*words, *rest.split(), "--vocab-size", "10", "--transformer-impl", "local"])
-    here = world.init_group_world(job.shape, 0, torch.distributed.HashStore(), timeout_s=60.0)
-    try:
-        replica = build_replica(job.settings(rows), here)
-        assert group_checkpoint.load(checkpoint, replica, optimizer=False).step == STEPS
-        model = replica.chunks[0].eval()
-        positions = torch.arange(tokens.shape[1]).expand_as(tokens)
-        mask = torch.ones(1, 1, tokens.shape[1], tokens.shape[1]).triu(1).bool()
-        with torch.no_grad():
-            return model(tokens, positions, mask).float()  # type: ignore[no-any-return]
-    finally:
-        world.destroy()
-
-
 def train(top: Path, *words: str) -> None:
     """20 steps of a job that begins with the converted model."""
     paths = ("--load", str(top / "core"), "--save", str(top / "trained"))
@@ -118,7 +94,7 @@ def test_a_fine_tuned_model_goes_back_whole(kind: str, tmp_path: Path) -> None:
     tokens = torch.randint(0, ROWS, (2, 32), generator=torch.Generator().manual_seed(SEED))
     with torch.no_grad():
         theirs = back(tokens).logits
-    ours = core_logits(tmp_path / "core", tmp_path / "trained" / f"iter_{STEPS:07d}", tokens, 384)[..., :ROWS]
+    ours = logits_of(flags_of(tmp_path / "core"), tmp_path / "trained" / f"iter_{STEPS:07d}", tokens, 384)[..., :ROWS]
     difference = (ours - theirs).abs().max().item()
     print(f"{kind}: logits differ by {difference:.1e} at most, of {theirs.abs().max():.1f}")
     assert difference < TOLERANCE
@@ -158,7 +134,7 @@ def test_what_training_changed_is_changed_and_no_row_is_lost(tmp_path: Path) -> 
     (tmp_path / "core" / "model_flags.txt").write_text(
         (tmp_path / "core" / "model_flags.txt").read_text().replace("1e-06", "1e-4")
     )
-    ours = core_logits(tmp_path / "core", tmp_path / "trained" / f"iter_{STEPS:07d}", tokens, 384)
+    ours = logits_of(flags_of(tmp_path / "core"), tmp_path / "trained" / f"iter_{STEPS:07d}", tokens, 384)
     assert (ours[..., : ROWS + 1] - theirs).abs().max() < TOLERANCE
     # and the way back in has the row too, with another padding
     for number, (loader, saver, origin) in enumerate(

@@ -56,8 +56,9 @@ def test_an_overlapped_reduction_has_several_buckets_where_there_is_something_to
 
 
 def test_a_header_tells_whether_the_members_mean_the_same() -> None:
-    mine, yours = Header.of({"a": 1.0, "b": 2.0}, torch.empty(0)), Header.of({"b": 3.0, "a": 4.0}, torch.empty(0))
-    other = Header.of({"a": 1.0, "c": 2.0}, torch.empty(0))
+    cpu = torch.device("cpu")
+    mine, yours = Header.of({"a": 1.0, "b": 2.0}, cpu), Header.of({"b": 3.0, "a": 4.0}, cpu)
+    other = Header.of({"a": 1.0, "c": 2.0}, cpu)
     assert mine.values.shape == other.values.shape
     for one, two in ((mine, yours), (other, mine)):
         one.values += two.values

@@ -58,7 +58,8 @@ def _replayed(path: Path, hurt: set[tuple[int, int]]) -> Iterator[str]:
     def observe(record: journal.Record, before: State, decision: Decision, after: State) -> None:
         check(before, record.event, after, decision)
         gone = [(one.group, one.incarnation, one.cause) for one in getattr(record.event, "losses", ())]
-        gone += [(a.group, a.incarnation, a.reason) for a in decision.actions if isinstance(a, SendFenced)]
+        fences = [a for a in decision.actions if isinstance(a, SendFenced) and a.group not in before.drained]
+        gone += [(a.group, a.incarnation, a.reason) for a in fences]
         for group, incarnation, why in gone:
             if (group, incarnation) not in hurt and (isinstance(record.event, Lost) or incarnation >= 0):
                 innocent.append(f"record {record.n}: group {group}, incarnation {incarnation}: {why}")

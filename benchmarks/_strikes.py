@@ -92,7 +92,7 @@ class Strikes:
     def look(self) -> dict[str, Any]:
         """Read the job's status, and note who is a member now. Those that are asked to leave are not unhurt."""
         status = glance(self.run_dir / "status.json") or {}
-        self.hurt |= {one for one in members(status) if one[0] in status["drained"]}
+        self.hurt |= {one for one in members(status) if one[0] in status.get("drained", ())}
         for member in members(status):
             self._first_seen.setdefault(member, status["step"])
         return status

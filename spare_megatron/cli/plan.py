@@ -12,31 +12,33 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.cli.commands import command, given, lines_of
+from spare_megatron.cli.node_plan import add_node_flags, draw_nodes, node_figures, node_lines, node_plan
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.flags import flag_name
-from spare_megatron.config.plural import counted
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.placement import build_placement
 from spare_megatron.placement.domains import parse_topology, spread_over_domains
 from spare_megatron.planning.choose import RedundancyPlan, choose, choose_granularity
 from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
-from spare_megatron.planning.memory import GRADIENT_BYTES, Memory, Shape, fitting
+from spare_megatron.planning.memory import GRADIENT_BYTES, Shape, fitting, memory
 from spare_megatron.planning.piece_size import PieceSize, with_figures, without_figures
 from spare_megatron.planning.reduction_cost import ACCUMULATOR_BYTES
 from spare_megatron.planning.standby_choice import SHARE_MAX, CostedPair, choose_pair
+from spare_megatron.planning.state_choice import StatePlan, StateRates, choose_state_copies
 from spare_megatron.planning.trace import parse_trace
-from spare_megatron.simulator.node_losses import NodeFigures, mean_lost_share, trials_for
 
 EXAMPLE = (
     "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "
-    "--compute-s 64 --reduce-s 10; where lost groups come back: ... --rejoin-s 600 --state-gib 40"
+    "--compute-s 64 --reduce-s 10; where lost groups come back: ... --rejoin-s 600 --state-gib 40; with nodes that "
+    "are repaired, 0 to 8 spare ones, and smaller shapes: ... --gpus-per-node 8 --pipeline-model-parallel-size 16; "
+    "with the copies of the optimizer's state that a GPU has room for: ... --params 405e9 --gpu-memory-gib 80 "
+    "--reduce exact32"
 )
-SPARE_NODES_MAX = 8
 COLUMNS = (
     ("redundancy", "r"),
     ("endurable_failures", "endured"),
@@ -155,6 +157,19 @@ def _add_choices(made: argparse.ArgumentParser) -> None:
     add("--topology", type=Path, metavar="FILE", help="file of failure domains, lines GROUP,DOMAIN")
     add("--params", type=float, help="number of parameters of the model")
     add("--gpu-memory-gib", type=float, help="memory of one GPU; a job that needs more is refused")
+    add(
+        "--state-redundancy",
+        type=int,
+        metavar="R",
+        help="number of groups that keep each part of the optimizer's state, --spare-state-redundancy of a job "
+        "(default: all where that fits into --gpu-memory-gib, else as few as are safe)",
+    )
+    add(
+        "--gather-gib-per-s",
+        type=float,
+        metavar="B",
+        help="GiB per second that one GPU takes from others when parts of the state are copied again (default: 1)",
+    )
     add("--activations-gib", type=float, default=0.0, help="activations and buffers per GPU (default: 0)")
     add("--inner-data-parallel", type=int, default=1, help="data-parallel ranks inside a group (default: 1)")
     add("--context-parallel-size", type=int, default=1, help="context-parallel ranks inside a group (default: 1)")
@@ -164,21 +179,7 @@ def _add_choices(made: argparse.ArgumentParser) -> None:
         default="fp32",
         help="how gradients are summed over groups (default: fp32)",
     )
-    add(
-        "--gpus-per-node",
-        type=int,
-        metavar="G",
-        help="GPUs of a node: also simulates nodes that are repaired, with 0 to "
-        f"{SPARE_NODES_MAX} spare ones, where groups that wait put theirs together (spare-slurm)",
-    )
-    add("--node-repair-h", type=float, metavar="H", help="mean time of a node's repair, hours (default: 24)")
-    add(
-        "--node-share",
-        type=float,
-        metavar="S",
-        help="share of the losses that take a node out; after the others the group starts again on it (default: 0.7)",
-    )
-    add("--group-restart-s", type=float, metavar="S", help="time of a group's restart, seconds (default: 300)")
+    add_node_flags(made)
     add("--plot", type=Path, metavar="FILE.png", help="draw the candidates to this file")
     add("--json", action="store_true", help="print one JSON object")
 
@@ -189,11 +190,12 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a figure is impossible, the model does not fit, or no redundancy makes progress."""
     cluster, microbatches, size = _cluster(args)
-    needed = _memory(args, size if isinstance(size, int) else 1)
+    nodes = node_figures(args, cluster)
+    needed = _memory(args, cluster, size if isinstance(size, int) else 1)
     cluster, plan, pairs, other = _plan(args, cluster)
     chosen, advised = _piece_size(args, cluster, plan, microbatches) if size == "auto" else (None, "")
     if chosen is not None:
-        needed = _memory(args, chosen.microbatches)
+        needed = _memory(args, cluster, chosen.microbatches)
         if chosen.microbatches > 1:
             pieces = chosen.pieces_per_shard
             cluster, plan, pairs, other = _plan(args, replace(cluster, pieces_per_shard=pieces))
@@ -201,7 +203,7 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
     shared: dict[str, object] = {
         "inner_data_parallel": args.inner_data_parallel,
         "context_parallel_size": args.context_parallel_size,
-        "memory_gib_per_gpu": None if needed is None else needed.as_json(),
+        "memory_gib_per_gpu": None if needed is None else needed.chosen.memory.as_json(),
     }
     found: dict[str, Any] = {
         **plan.chosen.as_json(),
@@ -216,11 +218,13 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "pieces_per_shard": cluster.pieces_per_shard,
         "piece_microbatches": microbatches // cluster.pieces_per_shard,
         "piece_step_times": None if chosen is None else {str(c): round(time, 6) for c, time in chosen.times.items()},
-        "reason": "; ".join(filter(None, (plan.reason, other, advised))),
+        "state_redundancy": None if needed is None else needed.chosen.copies,
+        "state_copies": [] if needed is None else [one.as_json() for one in needed.candidates],
+        "reason": "; ".join(filter(None, (plan.reason, other, advised, needed.reason if needed else ""))),
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
-    if args.gpus_per_node is not None:
-        found["spare_nodes"] = _spare_nodes(args, cluster)
+    if nodes is not None:
+        found |= node_plan(nodes, cluster)
     if args.topology is not None:
         found["topology"] = _topology(args.topology, cluster.num_groups, plan)
     return found
@@ -239,7 +243,7 @@ def _piece_size(
     if size.microbatches == 1:
         return size, size.reason
     try:
-        _memory(args, size.microbatches)
+        _memory(args, cluster, size.microbatches)
     except ConfigError:
         why = f"pieces of 1 microbatch, because the fp32 sums of pieces of {size.microbatches} do not fit into a GPU"
         return replace(size, microbatches=1, pieces_per_shard=microbatches), why
@@ -289,10 +293,6 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         raise ConfigError(f"--standby-groups-max is {args.standby_groups_max}, but must be at least 0")
     if not 0 <= args.activations_gib < float("inf"):
         raise ConfigError(f"--activations-gib is {args.activations_gib}, but must be at least 0")
-    for name in ("node_repair_h", "node_share", "group_restart_s"):
-        if getattr(args, name) is not None and args.gpus_per_node is None:
-            value = f"{flag_name(name)} {getattr(args, name):g}"
-            raise ConfigError(f"{value} has no effect without --gpus-per-node G; give both")
     mtbf_s, shape = args.mtbf_s, args.weibull_shape
     if mtbf_s is None and args.trace is None:
         mtbf_s = 3600 * LLAMA3_MTBF_GPU_HOURS / max(1, args.gpus)
@@ -314,38 +314,29 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
     return ClusterFigures(**figures), microbatches, size
 
 
-def _memory(args: argparse.Namespace, piece_microbatches: int) -> Memory | None:
+def _memory(args: argparse.Namespace, cluster: ClusterFigures, piece_microbatches: int) -> StatePlan | None:
+    """The memory of a GPU with the chosen copies of the optimizer's state; None where the model's size is not given."""
     shape = Shape(args.gpus, args.gpus_per_group, args.inner_data_parallel, args.context_parallel_size)
     shape.check()
     if args.params is None:
+        for name in ("state_redundancy", "gather_gib_per_s"):
+            if getattr(args, name) is not None:
+                value = f"{flag_name(name)} {getattr(args, name):g}"
+                raise ConfigError(f"{value} has no effect without --params P; give both")
         return None
-    return fitting(args.params, shape, args.reduce, args.gpu_memory_gib, args.activations_gib, piece_microbatches)
-
-
-def _spare_nodes(args: argparse.Namespace, cluster: ClusterFigures) -> list[dict[str, float]]:
-    """The share of the groups' time that is lost while nodes are repaired, for each number of spare nodes."""
-    if args.gpus_per_node < 1 or args.gpus_per_group % args.gpus_per_node:
-        raise ConfigError(
-            f"--gpus-per-group {args.gpus_per_group} is no multiple of --gpus-per-node {args.gpus_per_node}; only "
-            "groups of whole nodes are simulated"
-        )
-    given = {"repair_h": args.node_repair_h, "taken_out": args.node_share}
-    given["restart_h"] = None if args.group_restart_s is None else args.group_restart_s / 3600
-    figures = NodeFigures(
-        groups=cluster.num_groups,
-        nodes_per_group=args.gpus_per_group // args.gpus_per_node,
-        mtbf_h=cluster.mtbf_s * args.gpus / args.gpus_per_node / 3600,
-        **{name: value for name, value in given.items() if value is not None},
+    speed = 1.0 if args.gather_gib_per_s is None else args.gather_gib_per_s
+    if not 0 < speed < float("inf"):
+        raise ConfigError(f"--gather-gib-per-s is {speed:g}, but must be a finite number above 0")
+    sizes = (args.params, shape, args.reduce)
+    needs = (args.activations_gib, piece_microbatches)
+    # restart, and half of Young's interval between saves
+    cost_s = cluster.restart_s + (cluster.save_s * cluster.mtbf_s / 2) ** 0.5
+    rates = StateRates(cluster.num_groups, cluster.mtbf_s, speed, cost_s)
+    plan = choose_state_copies(
+        lambda copies: memory(*sizes, *needs, state_copies=copies), rates, args.gpu_memory_gib, args.state_redundancy
     )
-    trials = trials_for(figures)
-    return [
-        {
-            "spare_nodes": spares,
-            "lost": round(mean_lost_share(figures, spares, True, trials), 5),
-            "lost_without_salvage": round(mean_lost_share(figures, spares, False, trials), 5),
-        }
-        for spares in range(SPARE_NODES_MAX + 1)
-    ]
+    fitting(*sizes, args.gpu_memory_gib, *needs, state_copies=plan.chosen.copies)
+    return plan
 
 
 def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:
@@ -362,20 +353,32 @@ def text_of(found: dict[str, Any]) -> str:
         rows[-1][0] = ("* " if each["redundancy"] == found["redundancy"] else "  ") + rows[-1][0]
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    memory = found["memory_gib_per_gpu"]
-    if memory is not None:
-        plain = memory["plain_megatron"]
-        parts = ", ".join(f"{name} {value:g}" for name, value in memory.items() if name != "plain_megatron")
+    needed = found["memory_gib_per_gpu"]
+    if needed is not None:
+        plain = needed["plain_megatron"]
+        parts = ", ".join(f"{name} {value:g}" for name, value in needed.items() if name != "plain_megatron")
         others = ", ".join(f"{name} {value:g}" for name, value in plain.items())
         lines += [f"GiB per GPU: {parts}", f"plain Megatron: {others}"]
-    for row in found.get("spare_nodes", ()):
-        lost, without = (f"{row[name]:.2%}" for name in ("lost", "lost_without_salvage"))
-        nodes = counted(row["spare_nodes"], "spare node")
-        lines.append(f"{nodes}: {lost} of the groups' time is lost while nodes are repaired, {without} without salvage")
+        lines += _state_lines(found)
+    if "spare_nodes" in found:
+        lines += node_lines(found)
     if "topology" in found:
         lines += [_numbers(found["topology"]["group_numbers"]), found["topology"]["reason"]]
     lines.append(found["reason"])
     return "\n".join(lines)
+
+
+def _state_lines(found: dict[str, Any]) -> list[str]:
+    """What the numbers of copies of the optimizer's state come to, with the chosen one marked."""
+    lines = ["state copies  GiB per GPU  copied again in  last copy of a part lost once in"]
+    for each in found["state_copies"]:
+        mark = "*" if each["state_redundancy"] == found["state_redundancy"] else " "
+        copying, days = each["copying_s"], each["wipe_out_days"]
+        again, lasts = ("-", "-") if days is None else (f"{copying:.3g} s", f"{days:.3g} days")
+        lines.append(
+            f"{mark} {each['state_redundancy']:>10}  {each['memory_gib_per_gpu']:>11.1f}  {again:>15}  {lasts:>32}"
+        )
+    return lines
 
 
 def _numbers(numbers: list[int]) -> str:
@@ -391,10 +394,13 @@ def _cell(value: Any) -> str:
 
 
 def plot(found: dict[str, Any], path: Path) -> None:
-    """Draw time to train, availability and mean work over redundancy."""
+    """Draw time to train, availability and mean work over redundancy, and what repairs of nodes cost."""
     keys = ("time_to_train_ratio", "availability", "mean_work")
-    figure, axes = load_pyplot().subplots(1, len(keys), figsize=(12, 3.6), layout="constrained")
-    for key, axis in zip(keys, axes, strict=True):
+    panels = len(keys) + ("spare_nodes" in found)
+    figure, axes = load_pyplot().subplots(1, panels, figsize=(4 * panels, 3.6), layout="constrained")
+    if panels > len(keys):
+        draw_nodes(found, axes[-1])
+    for key, axis in zip(keys, axes, strict=False):
         points = [(each["redundancy"], each[key]) for each in found["candidates"] if each[key] is not None]
         axis.plot(*zip(*points, strict=True), marker="o", markersize=3)
         axis.axvline(found["redundancy"], color="0.7", linestyle="--")

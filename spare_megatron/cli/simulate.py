@@ -21,6 +21,7 @@ from rich.table import Table
 from spare_megatron.cli.commands import command, given, lines_of
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
+from spare_megatron.cli.shape_flags import add_shape_flags, shapes_given
 from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -41,7 +42,9 @@ from spare_megatron.simulator.trials import Case, run_many, summary
 EXAMPLE = (
     "example: spare-simulate --policy microbatch --num-groups 200 --redundancy 6 --pieces-per-shard 64 --rejoin-s 600 "
     "--trials 3; with the state on its way to those that come back: ... --state-gib 40 --transfer-gib-per-s 0.5; "
-    "with three slow groups that are relieved: ... --stragglers 3 --straggler-slowdown 2 --balance"
+    "with three slow groups that are relieved: ... --stragglers 3 --straggler-slowdown 2 --balance; with nodes that "
+    "are repaired, and groups that train with fewer pipeline stages meanwhile: --num-groups 16 --nodes-per-group 16 "
+    "--spare-nodes 1 --pipeline-model-parallel-size 16 --mtbf-s 89000 --rejoin-s 300 --balance"
 )
 
 
@@ -153,6 +156,7 @@ def _add_nodes(made: argparse.ArgumentParser) -> None:
         action="store_true",
         help="groups that wait for nodes keep their fit ones, instead of putting them together as under spare-slurm",
     )
+    add_shape_flags(made)
     add_transfer_flags(made)
     add(
         "--donor-share",
@@ -200,6 +204,18 @@ def _add_policy(made: argparse.ArgumentParser) -> None:
         help="groups adopt a shard that has lost its last host, and open its data in S seconds (default: the job "
         "restarts)",
     )
+    add(
+        "--state-redundancy",
+        type=int,
+        metavar="R",
+        help="number of groups that keep each part of the optimizer's state (default: all)",
+    )
+    add(
+        "--rehost-s",
+        type=float,
+        metavar="S",
+        help="with it: seconds in which parts that have lost a copy are copied to other groups (default: 0)",
+    )
     add("--balance", action="store_true", help="slow groups give pieces to faster ones during a step (a model of it)")
     add(
         "--relief",
@@ -245,7 +261,11 @@ def case_of(args: argparse.Namespace) -> Case:
         raise ConfigError(f"--donor-share {args.donor_share:g} has no effect without --state-gib G; give both")
     of_trace = {} if trace is None else {"mtbf_s": _mtbf_s(trace)}
     figures = {"reduce_s": groups / 100, **of_trace, **given(args, Cluster)}
-    cluster = Cluster(**figures, salvage=not args.no_salvage, transfer_s=transfer_s, result_s=result_s)
+    figures |= {"transfer_s": transfer_s, "result_s": result_s}
+    figures |= dict(
+        zip(("stages", "shapes"), shapes_given(args, "--nodes-per-group", args.nodes_per_group), strict=True)
+    )
+    cluster = Cluster(**figures, salvage=not args.no_salvage)
     chosen = {
         "redundancy": min(_D.policy.redundancy, groups),
         **given(args, Policy),
@@ -300,6 +320,8 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
             raise ConfigError("--no-salvage has no effect without --nodes-per-group G; give both")
     elif args.nodes_per_group < 1:
         raise ConfigError(f"--nodes-per-group is {args.nodes_per_group}, but must be at least 1")
+    if args.state_redundancy is None and args.rehost_s is not None:
+        raise ConfigError(f"--rehost-s {args.rehost_s:g} has no effect without --state-redundancy R; give both")
     if args.topology is None and args.domain_mtbf_s:
         raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} has no effect without --topology FILE; give both")
     if args.topology is not None and not args.domain_mtbf_s:

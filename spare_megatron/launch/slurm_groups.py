@@ -184,7 +184,8 @@ class SlurmGroups:
         try:
             await self._restarter.bring_back(start)
         finally:
-            self._places.waits_no_more(start.group)
+            if start.group not in self._smaller:
+                self._places.waits_no_more(start.group)
 
     def _elsewhere(self, start: GroupStart) -> bool:
         """Whether a drained group may go on elsewhere. Where it is a lent node that leaves, the others of its nodes are
@@ -224,21 +225,17 @@ class SlurmGroups:
         return None if look.fault is not None and self._can_be_smaller(start.group, look.fit) else look.fault
 
     def _can_be_smaller(self, group: int, fit: Collection[int]) -> bool:
-        """Whether a group can be in a smaller shape on these nodes of its own; it then waits for no others."""
+        """Whether a group can be in a smaller shape on these nodes of its own; then it is."""
         ranks = self._ranks
-        there = [place for place in self._places.of(group) if place[0] in fit]
-        for stages in allowed_shapes(ranks.run_dir):
-            needed = ranks_with(ranks.group_size, ranks.pipeline, stages)
-            if needed <= len(there):
-                self._places.waits_no_more(group)
-                self._smaller[group] = stages, there[:needed]
-                return True
-        return False
+        shapes = [(one, ranks_with(ranks.group_size, ranks.pipeline, one)) for one in allowed_shapes(ranks.run_dir)]
+        found = self._places.smaller(group, fit, shapes)
+        if found is not None:
+            self._smaller[group] = found
+        return found is not None
 
     async def _away_from_home(self, start: GroupStart) -> HealthFault | None:
         """Why a group in a smaller shape could not have its other nodes now."""
-        used = {node for node, _ in self._smaller[start.group][1]}
-        missed = [node for node in self._places.nodes_of(start.group) if node not in used]
+        missed = self._places.missed_at_home(start.group)
 
         def fault(over: threading.Event) -> HealthFault | None:
             nodes = self._nodes()
@@ -251,7 +248,10 @@ class SlurmGroups:
             for node in set(missed) - gone.keys() - set(here):
                 gone[node] = HealthFault("node", f"{self._names[node]} is out of service")
             away = {**gone, **self._unfit(start, here, over.is_set)}
-            return None if self._places.could_move(start.group, away, nodes.here) else next(iter(away.values()))
+            if self._places.could_move(start.group, away, nodes.here):
+                return None
+            self._places.still_misses(start.group, {node: one.sentence for node, one in away.items()})
+            return next(iter(away.values()))
 
         over = threading.Event()
         try:

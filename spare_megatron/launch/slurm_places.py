@@ -11,13 +11,15 @@ after node; what is left over is spare. Promises:
   their nodes are then min(N, fit nodes / nodes of a group), rounded down.
 * Who gives a node has the lost one in its place, so it is whole again when that one is repaired. No group is both
   completed and a giver, so nodes do not go in circles.
+* A group that runs with fewer pipeline stages on some of its nodes gives its other fit ones like a group that waits,
+  and is not completed before it has left.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spare_megatron.config.allocation import Allocation
@@ -58,6 +60,8 @@ class SlurmPlaces:
         """Nodes that a drained group has left: nothing is started on them."""
         self._waiting: dict[int, dict[int, str]] = {}
         """Group that waits for nodes -> nodes, its own and others, on which it cannot run, and why."""
+        self._used: dict[int, frozenset[int]] = {}
+        """Those of them that run in a smaller shape meanwhile -> the nodes that have their ranks."""
 
     def of(self, group: int) -> tuple[NodePlace, ...]:
         """The places of a group's ranks, by position."""
@@ -137,6 +141,30 @@ class SlurmPlaces:
         """A group is looked at again, is started or is given up: from now on it neither gives nor takes nodes."""
         with self._lock:
             self._waiting.pop(group, None)
+            self._used.pop(group, None)
+
+    def smaller(
+        self, group: int, fit: Collection[int], shapes: Iterable[tuple[int, int]]
+    ) -> tuple[int, Sequence[NodePlace]] | None:
+        """Let a group that waits run in the first of ``shapes``, (pipeline stages, ranks), for which its ``fit`` nodes
+        have places enough: its stages, and these places. None, and nothing is changed, where they have not."""
+        with self._lock:
+            there = [place for place in self._places[group] if place[0] in fit]
+            for stages, needed in shapes:
+                if needed <= len(there):
+                    self._used[group] = frozenset(node for node, _ in there[:needed])
+                    return stages, there[:needed]
+        return None
+
+    def missed_at_home(self, group: int) -> list[int]:
+        """The nodes on which a group in a smaller shape has no rank, and would have one in its home shape."""
+        return [node for node in self.nodes_of(group) if node not in self._used.get(group, ())]
+
+    def still_misses(self, group: int, unfit: Mapping[int, str]) -> None:
+        """Another look at what a group in a smaller shape misses: its other nodes are fit and can be given."""
+        with self._lock:
+            if group in self._used:
+                self._waiting[group] = dict(unfit)
 
     def salvage(self, usable: Collection[int], drained: Collection[int] = ()) -> dict[int, list[Move]]:
         """Complete groups that wait, as many as the ``usable`` nodes allow: group -> how it is whole now. Such a group
@@ -156,7 +184,7 @@ class SlurmPlaces:
         """The next group to complete, how, and the places of all groups after that."""
         waiting = sorted(set(self._waiting) - set(drained), key=lambda group: (len(self._missed(group, usable)), group))
         known_bad = {node for group in waiting for node in self._waiting[group]}
-        for group in waiting:
+        for group in [group for group in waiting if group not in self._used]:
             after, moves = dict(self._places), list[Move]()
             givers = [other for other in reversed(waiting) if other != group]
             for node in self._missed(group, usable):
@@ -187,6 +215,7 @@ class SlurmPlaces:
                 if (
                     other in usable
                     and not {other} & (self._waiting[giver].keys() | self._waiting[group].keys())
+                    and other not in self._used.get(giver, ())
                     and len(theirs) == len(mine)
                     and not (_on(places[group], other) or _on(places[giver], node))
                     and (theirs[0] == places[giver][0] or not mine[0][1])

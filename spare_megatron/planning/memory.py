@@ -9,6 +9,7 @@ optimizer over all such ranks of the job, so a model that fits there may need D 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from spare_megatron.config.errors import ConfigError
@@ -16,7 +17,9 @@ from spare_megatron.config.errors import ConfigError
 GIB = float(2**30)
 WEIGHT_BYTES = 2.0
 """bf16 weights."""
-OPTIMIZER_BYTES = 12.0
+MAIN_BYTES = 4.0
+"""fp32 weights, the main ones where the model's are half as long."""
+OPTIMIZER_BYTES = 3 * MAIN_BYTES
 """fp32 master weights and Adam's two moments."""
 PLAIN_GRADIENT_BYTES = 4.0
 """fp32 main gradient of plain Megatron."""
@@ -55,6 +58,66 @@ GRADIENT_BYTES = {
 }
 """Value of ``--spare-reduce`` -> bytes. exact32 has 16 bytes more for each 1024 parameters (scales and peaks of
 blocks)."""
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """Parameters of one rank whose optimizer state is divided over the same number of ranks."""
+
+    parameters: float
+    sharing: int = 1
+    """How many ranks of the group divide optimizer state and results of these parameters."""
+    split: bool = False
+    """The optimizer is a distributed one, also where it divides these parameters over one rank only."""
+
+    def state_bytes(self, half: bool, moments: float) -> float:
+        """The state that travels. Where the model's weights are ``half`` as long and their fp32 copy is whole on this
+        rank, they are rounded from it and do not travel. ``moments``: fp32 values of the optimizer per parameter."""
+        if half and self.split:
+            return (WEIGHT_BYTES + MAIN_BYTES * (1 + moments) / self.sharing) * self.parameters
+        return MAIN_BYTES * (1 + moments / self.sharing) * self.parameters
+
+    def result_bytes(self, mode: str) -> float:
+        """The sum over groups of one step, in reduction mode ``mode``."""
+        return GRADIENT_BYTES[mode].result / self.sharing * self.parameters
+
+
+def rank_bytes(
+    parts: Iterable[RankParameters],
+    mode: str,
+    piece_microbatches: int = 1,
+    *,
+    weight: float = WEIGHT_BYTES,
+    optimizer: float = OPTIMIZER_BYTES,
+    state_copies: int = 1,
+    groups: int = 1,
+) -> dict[str, float]:
+    """Item -> bytes of one rank that keeps these parameters.
+
+    Args:
+        parts: its parameters, by the ranks that divide their optimizer state.
+        mode: of the reduction.
+        piece_microbatches: C.
+        weight: bytes of a weight.
+        optimizer: bytes of the whole optimizer state of a parameter.
+        state_copies: r_s, so many of the ``groups`` keep each state shard. Where it is not all of them weights are
+            gathered, and a group that takes a copy over from a lost one keeps a shard more.
+    """
+    widths = GRADIENT_BYTES[mode]
+    names = ("weights", "accumulator", "group_sum", "reduced_result", "optimizer")
+    items = dict.fromkeys(names, 0.0)
+    whole = 0.0
+    for part in parts:
+        items["weights"] += weight * part.parameters
+        items["accumulator"] += widths.accumulators(piece_microbatches) * part.parameters
+        items["group_sum"] += widths.accumulator * part.parameters / part.sharing if part.sharing > 1 else 0.0
+        items["reduced_result"] += part.result_bytes(mode)
+        whole += optimizer * part.parameters / part.sharing
+    items["optimizer"] = whole * state_copies / groups
+    if state_copies < groups:
+        items["copy_taken_over"] = whole / groups
+        items["gathered_weights"] = items["weights"]
+    return items
 
 
 @dataclass(frozen=True)
@@ -113,22 +176,28 @@ class Shape:
 
 
 def memory(
-    parameters: float, shape: Shape, mode: str, activations_gib: float = 0.0, piece_microbatches: int = 1
+    parameters: float,
+    shape: Shape,
+    mode: str,
+    activations_gib: float = 0.0,
+    piece_microbatches: int = 1,
+    *,
+    state_copies: int | None = None,
 ) -> Memory:
     """The memory of one GPU for a model of ``parameters`` parameters in reduction mode ``mode``.
 
-    Tensor and pipeline parallelism divide the weights; ``activations_gib`` is added as it is.
+    Tensor and pipeline parallelism divide the weights; ``activations_gib`` is added as it is. ``state_copies``: groups
+    that keep each part of the optimizer's state; None: all.
     """
     here, sharing = parameters * shape.sharing / shape.group_size / GIB, shape.sharing
-    widths = GRADIENT_BYTES[mode]
-    parts = {
-        "weights": WEIGHT_BYTES * here,
-        "accumulator": widths.accumulators(piece_microbatches) * here,
-        "group_sum": widths.accumulator * here / sharing if sharing > 1 else 0.0,
-        "reduced_result": widths.result * here / sharing,
-        "optimizer": OPTIMIZER_BYTES * here / sharing,
-        "activations": activations_gib,
-    }
+    items = rank_bytes(
+        [RankParameters(here, sharing)],
+        mode,
+        piece_microbatches,
+        state_copies=state_copies or shape.num_groups,
+        groups=shape.num_groups,
+    )
+    parts = {**items, "activations": activations_gib}
     plain = {
         "weights": WEIGHT_BYTES * here,
         "gradients": PLAIN_GRADIENT_BYTES * here,
@@ -145,13 +214,16 @@ def fitting(
     gpu_memory_gib: float | None,
     activations_gib: float = 0.0,
     piece_microbatches: int = 1,
+    *,
+    state_copies: int | None = None,
 ) -> Memory:
     """The memory of this shape; ConfigError when a GPU has less, naming the D and the group size that would fit."""
     shape.check()
-    needed = memory(parameters, shape, mode, activations_gib, piece_microbatches)
+    needed = memory(parameters, shape, mode, activations_gib, piece_microbatches, state_copies=state_copies)
     if gpu_memory_gib is None or needed.total <= gpu_memory_gib:
         return needed
-    if piece_microbatches > 1 and memory(parameters, shape, mode, activations_gib).total <= gpu_memory_gib:
+    small = memory(parameters, shape, mode, activations_gib, state_copies=state_copies)
+    if piece_microbatches > 1 and small.total <= gpu_memory_gib:
         raise ConfigError(
             f"{parameters:.4g} parameters with --reduce {mode} and pieces of {piece_microbatches} microbatches need "
             f"{needed.total:.1f} GiB per GPU, more than --gpu-memory-gib {gpu_memory_gib:g}; use --piece-microbatches "
@@ -166,7 +238,8 @@ def fitting(
         if shape.gpus % (replica * degree):
             continue
         wider = replace(shape, group_size=replica * degree, inner_data=degree)
-        there = memory(parameters, wider, mode, activations_gib, piece_microbatches)
+        copies = None if state_copies is None else min(state_copies, wider.num_groups)
+        there = memory(parameters, wider, mode, activations_gib, piece_microbatches, state_copies=copies)
         if there.total <= gpu_memory_gib:
             raise ConfigError(
                 f"{fact}; use --inner-data-parallel {degree} with --gpus-per-group {wider.group_size} "

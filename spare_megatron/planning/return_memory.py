@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spare_megatron.planning.memory import GRADIENT_BYTES
 from spare_megatron.protocol.messages import JobSpec
 from spare_megatron.protocol.offers import SERVES_MAX
 
@@ -17,37 +16,12 @@ RESULTS_PER_STATE = 2
 """The results that are kept may be this many times the size of the state."""
 RESULTS_AT_LEAST = 4
 """So many results may be kept in any case."""
-MAIN_BYTES = 4.0
-"""fp32 weights, the main ones where the model's are half as long."""
-HALF_BYTES = 2.0
 
 
 def most_result_bytes(state_bytes: float, result_bytes: float) -> float:
     """The bytes of results that a donor keeps at most of one offer, of a state and of results of these sizes: those of
     its parts."""
     return max(RESULTS_PER_STATE * state_bytes, RESULTS_AT_LEAST * result_bytes)
-
-
-@dataclass(frozen=True)
-class RankParameters:
-    """Parameters of one rank whose optimizer state is divided over the same number of ranks."""
-
-    parameters: float
-    sharing: int = 1
-    """How many ranks of the group divide optimizer state and results of these parameters."""
-    split: bool = False
-    """The optimizer is a distributed one, also where it divides these parameters over one rank only."""
-
-    def state_bytes(self, half: bool, moments: float) -> float:
-        """The state that travels. Where the model's weights are ``half`` as long and their fp32 copy is whole on this
-        rank, they are rounded from it and do not travel. ``moments``: fp32 values of the optimizer per parameter."""
-        if half and self.split:
-            return (HALF_BYTES + MAIN_BYTES * (1 + moments) / self.sharing) * self.parameters
-        return MAIN_BYTES * (1 + moments / self.sharing) * self.parameters
-
-    def result_bytes(self, mode: str) -> float:
-        """The sum over groups of one step, in reduction mode ``mode``."""
-        return GRADIENT_BYTES[mode].result / self.sharing * self.parameters
 
 
 @dataclass(frozen=True)

@@ -49,6 +49,12 @@ class Cluster:
     """Share of the interruptions that take a node out; after the others the group starts again on its nodes."""
     salvage: bool = True
     """Groups that wait for nodes put theirs together, as under spare-slurm."""
+    stages: int = 1
+    """Pipeline stages of a group."""
+    shapes: tuple[int, ...] = ()
+    """Numbers of stages with which a group may come back that misses nodes, the largest first; empty: it waits."""
+    rehost_s: float = 0.0
+    """Time from a death until state shards have all their copies again, where groups keep only some."""
     transfer_s: float = 0.0
     """Time in which all donors together give a learner the state; 0: it has it at once, and is not compared."""
     result_s: float = 0.0
@@ -68,7 +74,16 @@ class Cluster:
         _at_least("--num-groups", self.num_groups, 1)
         for name in ("mtbf_s", "weibull_shape", "compute_s"):
             _positive(_flag(name), getattr(self, name))
-        for name in ("reduce_s", "rebuild_s", "save_s", "restart_s", "jitter", "domain_mtbf_s", "donor_share"):
+        for name in (
+            "reduce_s",
+            "rebuild_s",
+            "save_s",
+            "restart_s",
+            "jitter",
+            "domain_mtbf_s",
+            "donor_share",
+            "rehost_s",
+        ):
             _not_negative(_flag(name), getattr(self, name))
         if self.rejoin_s is not None:
             _not_negative("--rejoin-s", self.rejoin_s)
@@ -148,6 +163,8 @@ class Policy:
     """One of ``POLICIES``; 'spare' is the published scheme, 'microbatch' ours."""
     redundancy: int = 8
     pieces_per_shard: int = 16
+    state_redundancy: int | None = None
+    """Copies of each part of the optimizer's state; None: every group has all of it."""
     exact_share: float = 0.0
     """What exact sums add to the computing of every piece, as a share of it. The failure-free run has none."""
     placement: str = "independent"
@@ -199,6 +216,8 @@ class Policy:
             )
         if self.adopt_s is not None:
             _not_negative("--adopt-s", self.adopt_s)
+        if self.state_redundancy is not None:
+            self._check_state_copies(cluster)
         if self.balance and self.relief:
             raise ConfigError(
                 "--balance is a model of what --relief decides in each step, so only one of them can be given; use "
@@ -212,10 +231,30 @@ class Policy:
         if self.name != "microbatch":
             self._check_published(cluster)
 
+    def _check_state_copies(self, cluster: Cluster) -> None:
+        copies, groups = self.state_redundancy or 0, cluster.num_groups
+        if not 1 <= copies < groups:
+            raise ConfigError(
+                f"--state-redundancy {copies} must lie in 1..{groups - 1}, as there are {groups} groups; without it "
+                "every group has the whole state"
+            )
+        without = {
+            "--state-gib": cluster.transfer_s > 0,
+            "--spare-shapes": bool(cluster.shapes),
+            "--standby-groups": self.standby_groups > 0,
+        }
+        for flag, is_given in without.items():
+            if is_given:
+                raise ConfigError(
+                    f"{flag} is not simulated with --state-redundancy {copies}, where groups that come back gather the "
+                    "weights from all others; leave one of them out"
+                )
+
     def _check_published(self, cluster: Cluster) -> None:
         ours = {
             "--rejoin-s": cluster.rejoin_s is not None,
             "--state-gib": cluster.transfer_s > 0,
+            "--state-redundancy": self.state_redundancy is not None,
             "--nodes-per-group": cluster.nodes_per_group > 0,
             "--standby-groups": self.standby_groups > 0,
             "--restart-after": self.restart_after is not None,

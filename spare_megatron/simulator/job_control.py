@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.invariants import check as check_invariants
 from spare_megatron.protocol.lasting_paces import LastingPaces
+from spare_megatron.protocol.learner import NO_OFFER
 from spare_megatron.protocol.machine import State, initial_state, step
+from spare_megatron.protocol.view import COUNTS, NEW, WHOLE
 
 FINGERPRINT = "simulated"
 
@@ -64,8 +66,17 @@ class JobControl:
 
     def all_voted(self, compared: bool = False) -> None:
         """Every live group votes ok for its plan; ``compared``: with a digest of the weights."""
-        at = self.state.step_in_flight
-        self.feed(m.AllVoted(at, self.state.epoch, weights_digest(at - 1) if compared else ""))
+        state, at = self.state, self.state.step_in_flight
+        digest = weights_digest(at - 1) if compared else ""
+        if not state.state_hosts:
+            self.feed(m.AllVoted(at, state.epoch, digest))
+            return
+        for group in sorted(state.live):
+            pieces = tuple(piece for segment in state.segments_of(group) for piece in segment)
+            hosts = (host for host in state.state_hosts if host.group == group)
+            kept = tuple((host.shard, 0) for host in hosts if host.standing in (COUNTS, WHOLE))
+            result = m.ReductionResult(at, state.epoch, True, pieces, weights_digest=digest, state=kept)
+            self.feed(m.Vote(group, state.live[group], result))
 
     def measured(self, piece_s: NDArray[np.float64]) -> None:
         """Report how many seconds each group, [N], took for a piece in the step that was committed last."""
@@ -95,6 +106,19 @@ class JobControl:
         for group, shard in self.opening:
             self.feed(m.Hosts(group, self.state.live[group], shard, True))
 
+    @property
+    def copying(self) -> bool:
+        """Whether a new host of a state shard does not have it yet."""
+        return any(host.standing == NEW for host in self.state.state_hosts)
+
+    def copied(self, all_of_them: bool) -> bool:
+        """Report of new hosts of state shards that their donors are gone or, ``all_of_them``, that the others have what
+        they were given. False when this job attempt ends, because no copy of a shard is left."""
+        for host in self.state.state_hosts:
+            if host.standing == NEW and (all_of_them or host.donor is None):
+                self.feed(m.Have(*host.member, self.state.epoch, host.shard, host.donor is not None))
+        return self.state.stopped is None
+
     def returns(self, group: int) -> None:
         """Report that a group is back and could be brought up to date."""
         incarnation = self.state.highest.get(group, -1) + 1
@@ -105,8 +129,10 @@ class JobControl:
         """Report that all learners and joiners with an offer now hold the committed state, and that the others could
         take one."""
         for group, known in sorted(self.state.learners.items()):
-            if known.offer is not None:
-                self.feed(m.CaughtUp(group, known.incarnation, known.offer.number, self.state.committed[0]))
+            gathered = bool(self.state.job.state_shards) and group in self.state.live
+            if known.offer is not None or gathered:
+                number = known.offer.number if known.offer is not None else NO_OFFER
+                self.feed(m.CaughtUp(group, known.incarnation, number, self.state.committed[0]))
             elif not known.ready:
                 self.feed(m.Ready(group, known.incarnation))
 
@@ -115,6 +141,13 @@ class JobControl:
         for group, known in sorted(self.state.learners.items()):
             if known.offer is None and not known.ready:
                 self.feed(m.Ready(group, known.incarnation))
+
+    def drain(self, groups: Iterable[int], undo: bool = False) -> None:
+        """Ask that groups leave with the next commit, one that nothing can do without stays; or take that back from
+        those that were asked."""
+        some = [group for group in groups if (group in self.state.drained) == undo]
+        if some:
+            self.feed(m.DrainRequested(tuple(some), "all nodes of the home shape are fit", undo))
 
     def learners_lost(self, groups: Iterable[int]) -> None:
         """Report that these groups died while they learned."""

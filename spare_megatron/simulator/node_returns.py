@@ -1,15 +1,15 @@
-"""When lost groups are back whose nodes are repaired one by one, with the places that the launcher gives them
+"""When lost groups are back whose nodes are repaired one by one, and in which shape, as the launcher decides it
 (:mod:`spare_megatron.simulator.node_losses`)."""
 
 from __future__ import annotations
 
-import heapq
+from collections.abc import Mapping
 from math import inf
 
 import numpy as np
 
 from spare_megatron.simulator.cluster import Cluster
-from spare_megatron.simulator.node_losses import BrokenNodes
+from spare_megatron.simulator.node_losses import BrokenNodes, NodeFigures
 from spare_megatron.simulator.policy_trial import Returns
 
 
@@ -19,37 +19,69 @@ class NodeReturns(Returns):
     def __init__(self, cluster: Cluster, seed: int) -> None:
         super().__init__(0)
         self._cluster, self._rng = cluster, np.random.default_rng((seed, 6))
+        self._figures = NodeFigures(
+            groups=cluster.num_groups,
+            nodes_per_group=cluster.nodes_per_group,
+            mtbf_h=cluster.mtbf_s * cluster.num_groups * cluster.nodes_per_group / 3600,
+            repair_h=cluster.node_repair_h,
+            taken_out=cluster.node_share,
+            stages=cluster.stages,
+            shapes=cluster.shapes,
+        )
         self.reset()
 
     @property
     def next_s(self) -> float:
         """The time at which the next node is repaired, or the next group has started on its nodes."""
-        return min(self._starts[0][0] if self._starts else inf, self._nodes.next)
+        return min(self._nodes.next, *(at_s for at_s, _ in self._starts.values()), inf)
+
+    def strikes(self, group: int) -> bool:
+        """Whether a failure of a group hits one of the nodes that it uses."""
+        used = len(self._nodes.used(group)) / self._cluster.nodes_per_group
+        return used == 1 or self._rng.random() < used
 
     def died(self, group: int, at_s: float, rejoin_s: float | None, struck: bool = True) -> int | None:
         """Note that a group died, and break one of its nodes, or none; nobody takes its place at once."""
-        self._start(self._nodes.struck(group, at_s) if struck else [group], at_s)
+        self._gone(group)
+        starts = self._nodes.struck(group, at_s) if struck else {group: 1 / self.slowness[group]}
+        self._start(starts, at_s)
         return None
 
     def repaired(self, until_s: float) -> list[int]:
         """The groups that have started up to a time on nodes that were repaired, spare or another group's."""
         self._start(self._nodes.back(until_s), until_s)
-        started = []
-        while self._starts and self._starts[0][0] <= until_s:
-            started.append(heapq.heappop(self._starts)[1])
-        return started
+        started = sorted((at_s, group) for group, (at_s, _) in self._starts.items() if at_s <= until_s)
+        for _, group in started:
+            self.slowness[group] = 1 / self._starts.pop(group)[1]
+            self._running.add(group)
+        return [group for _, group in started]
+
+    def left(self, group: int, at_s: float) -> None:
+        """Note that a group has left with a commit to start in its home shape."""
+        self._gone(group)
+        self._begin(group, at_s, 1.0)
 
     def reset(self) -> None:
         """Note a restart of the whole job, which gets fit nodes."""
-        one, repair_s = self._cluster, 3600 * self._cluster.node_repair_h
-        self._nodes = BrokenNodes(
-            *(one.num_groups, one.nodes_per_group, one.spare_nodes, repair_s),
-            taken_out=one.node_share,
-            salvage=one.salvage,
-            rng=self._rng,
-        )
-        self._starts: list[tuple[float, int]] = []
+        repair_s = 3600 * self._cluster.node_repair_h
+        one = self._cluster
+        self._nodes = BrokenNodes(self._figures, one.spare_nodes, repair_s, self._rng, salvage=one.salvage)
+        self._starts: dict[int, tuple[float, float]] = {}
+        """Group -> when it has started, and its share of the speed at home then."""
+        self.slowness = np.ones(self._cluster.num_groups)
+        self.go_home = set()
+        self._running = set(range(self._cluster.num_groups))
 
-    def _start(self, groups: list[int], at_s: float) -> None:
-        for group in groups:
-            heapq.heappush(self._starts, (at_s + (self._cluster.rejoin_s or 0.0), group))
+    def _gone(self, group: int) -> None:
+        self.go_home.discard(group)
+        self._running.discard(group)
+
+    def _start(self, starts: Mapping[int, float], at_s: float) -> None:
+        for group, speed in starts.items():
+            if group in self._running:  # it has other nodes now, and leaves for them with a commit
+                self.go_home.add(group)
+            else:
+                self._begin(group, at_s, speed)
+
+    def _begin(self, group: int, at_s: float, speed: float) -> None:
+        self._starts[group] = at_s + (self._cluster.rejoin_s or 0.0), speed

@@ -46,23 +46,30 @@ class PiecesEngine(PolicyTrial):
         self._transfers = Transfers(self.cluster, self.control) if self.cluster.transfer_s > 0 else None
         self._relief = RelievedSteps(self.control) if self.policy.relief else None
         self._script = Script(self.policy.injections)
+        self._copied_s = np.inf
+        """When new hosts of state shards have their copies; infinite where there are none."""
         self._after_least_s = 0.0
         """How much later than the least time the pieces of the last step were done, with ``balance``."""
 
     def _spec(self) -> JobSpec:
         policy = self.policy
         spec = job_spec(policy, self.cluster.num_groups, policy.redundancy, policy.pieces_per_shard, "microbatch")
-        return replace(spec, adoption=policy.adopt_s is not None)
+        copies = policy.state_redundancy or 0
+        shards = self.cluster.num_groups if copies else 0
+        return replace(spec, adoption=policy.adopt_s is not None, state_shards=shards, state_copies=copies)
 
     def _members(self) -> list[int]:
         return np.flatnonzero(self.alive).tolist()
+
+    def _away(self) -> float:
+        return float((1 - self.alive / self.returns.slowness).sum())
 
     # ---- a step
 
     def _step(self) -> bool:
         began, ready = self.now_s, self.now_s
         total = self.control.state.plan.loads()
-        per_piece = self.piece_s * self.speeds()
+        per_piece = self.piece_s * self.speeds() * self.returns.slowness
         if self._transfers is not None and self.cluster.donor_share:
             per_piece[self._transfers.serving] *= 1 + self.cluster.donor_share
         finish = began + total * per_piece
@@ -72,6 +79,8 @@ class PiecesEngine(PolicyTrial):
             if not self._deaths(began, self._hit(held), total, per_piece, finish):
                 return False
             ready = began + self.cluster.rebuild_s
+        if self._copied_s < np.inf:
+            ready = max(ready, self._copied_s)
         if self.policy.injections:
             step, done = self.control.state.step_in_flight, self._reduced(finish, ready, per_piece)
             self.failures.script(self._script.times(step, began, per_piece, done, self.cluster.reduce_s))
@@ -83,12 +92,18 @@ class PiecesEngine(PolicyTrial):
             for group in self.returns.repaired(at):
                 self._arrive(group)
             changed = self._take_state(at, finish, ready)
-            hit = self._learners_hit(at, [group for _, group in self.failures.due(at)])
+            struck = [group for _, group in self.failures.due(at) if self.returns.strikes(group)]
+            hit = self._learners_hit(at, struck)
             dead = self._hit(hit)
             if dead and not self._deaths(at, dead, total, per_piece, finish):
                 return False
             if dead or changed:
                 ready = at + self.cluster.rebuild_s
+            if at >= self._copied_s:
+                self._copied_s = np.inf
+                self.control.copied(True)
+            elif self._copied_s < np.inf:
+                ready = max(ready, self._copied_s)
             if self._relief is not None and self._relief.next_s(at, total, finish, per_piece) <= at:
                 self._relief.look(at, total, finish, per_piece)
         self.tally.slowest_s += max(0.0, done - self.cluster.reduce_s - began - mean_s)
@@ -112,7 +127,9 @@ class PiecesEngine(PolicyTrial):
     ) -> float:
         """When the next group dies, is repaired, holds another step, or runs out of pieces."""
         relieved_s = np.inf if self._relief is None else self._relief.next_s(now_s, total, finish, per_piece)
-        return min(self.failures.first, self.returns.next_s, self._transferred_s(finish, ready), relieved_s)
+        return min(
+            self.failures.first, self.returns.next_s, self._transferred_s(finish, ready), relieved_s, self._copied_s
+        )
 
     def _reduced(
         self, finish: NDArray[np.float64], ready: float, per_piece: NDArray[np.float64], at: float = np.inf
@@ -199,6 +216,9 @@ class PiecesEngine(PolicyTrial):
         left = np.ceil(np.maximum(finish - at, 0.0) / per_piece - 1e-9).astype(np.int64)
         progress = np.maximum(total - left, 0)
         goes_on = control.lost(dead, _pairs(progress))
+        control.drain(dead, undo=True)
+        goes_on = goes_on and control.copied(False)
+        self._copy(at)
         for group in dead:
             place = self.returns.died(group, at, self.cluster.rejoin_s)
             if place is not None:
@@ -223,6 +243,10 @@ class PiecesEngine(PolicyTrial):
         self.tally.patched += len(some) > 0
         return True
 
+    def _copy(self, at: float) -> None:
+        """New hosts of state shards begin to copy; a new epoch has them begin anew."""
+        self._copied_s = at + self.cluster.rehost_s if self.control.copying else np.inf
+
     def _adopted(self, at: float, some: NDArray[np.int64], finish: NDArray[np.float64]) -> None:
         """Those of ``some`` that have adopted a shard begin what they got when they have opened it."""
         opening = sorted({group for group, _ in self.control.opening}.intersection(some.tolist()))
@@ -245,6 +269,21 @@ class PiecesEngine(PolicyTrial):
             control.all_voted(compared=True)
             self._transfers.follow(self.now_s)
         self._follow_members()
+        self._leave_for_home()
+        self._copy(self.now_s)
+
+    def _leave_for_home(self) -> None:
+        """Groups in smaller shapes whose nodes are fit are drained, and are started when they have left."""
+        control, going = self.control, self.returns.go_home
+        if not going or control.state.phase != "running":
+            return
+        left = [group for group in sorted(going & control.state.drained) if group not in control.state.live]
+        control.drain(left, undo=True)
+        self.alive[left] = False
+        for group in left:
+            self.returns.left(group, self.now_s)
+        for group in sorted(going & control.state.live.keys()):
+            control.drain([group])
 
     def _follow_members(self) -> None:
         """Take note of the groups that the protocol machine has made members, and of joiners that it has sent back."""
@@ -290,7 +329,7 @@ class PiecesEngine(PolicyTrial):
         self.returns.reset()
         if self._transfers is not None:
             self._transfers.reset()
-        self.arriving, self.leaving = [], False
+        self.arriving, self.leaving, self._copied_s = [], False, np.inf
 
     def _recover(self) -> None:
         self._whole()

@@ -51,7 +51,8 @@ class TrialCounts:
     work: float = 0.0
     """Sum over commits of the largest load, in shards."""
     away_s: float = 0.0
-    """Sum over commits of the seconds of their step, times the groups that did not train at its end."""
+    """Sum over commits of the seconds of their step, times the groups that did not train at its end; one in a smaller
+    shape counts for the share of its speed at home that it lacks."""
     slowest_s: float = 0.0
     """Sum over commits of the seconds by which the slowest group takes longer than the mean group."""
 
@@ -134,6 +135,10 @@ class PolicyTrial:
         # The published simulation redoes the saved step as well.
         self._open(max(0, self.saved_step - 1))
 
+    def _away(self) -> float:
+        """The number of groups that do not train."""
+        return float(np.count_nonzero(~self.alive))
+
     # ------------------------------------------------------------------------------------------------------- the trial
 
     def run(self) -> TrialResult:
@@ -146,7 +151,7 @@ class PolicyTrial:
             began = self.now_s
             if self._step():
                 self.tally.steps_run += 1
-                self.tally.away_s += (self.now_s - began) * float(np.count_nonzero(~self.alive))
+                self.tally.away_s += (self.now_s - began) * self._away()
                 self.tally.steps_recomputed += self.control.state.committed[0] <= self.furthest
                 self.furthest = max(self.furthest, committed + 1)
                 if committed + 1 < steps:
@@ -250,6 +255,10 @@ class Returns:
     """The machines under repair and the standbys of a trial: which of them takes the place of which group, and when."""
 
     def __init__(self, standby_groups: int) -> None:
+        self.slowness: NDArray[np.float64] = np.ones(1)
+        """How many times as long as at home groups take for a piece: [N], or [1] for all of them."""
+        self.go_home: set[int] = set()
+        """The groups in smaller shapes that are to leave with a commit, to come back in their home shape."""
         self._all_standbys = self.standbys = standby_groups
         self._repairs: list[float] = []
         self._missing: list[int] = []
@@ -258,6 +267,14 @@ class Returns:
     def next_s(self) -> float:
         """The time at which the next machine is repaired; infinite without one."""
         return self._repairs[0] if self._repairs else np.inf
+
+    def strikes(self, group: int) -> bool:
+        """Whether a failure of a group hits what it has in use."""
+        return True
+
+    def left(self, group: int, at_s: float) -> None:
+        """Note that one of ``go_home`` has left."""
+        raise NotImplementedError
 
     def died(self, group: int, at_s: float, rejoin_s: float | None, struck: bool = True) -> int | None:
         """Note that a group died; returns the place that a standby takes at once, or None without a standby.

@@ -21,8 +21,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import shape_of, shapes_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.stage_layout import cut_of
-from spare_megatron.planning.memory import GRADIENT_BYTES
-from spare_megatron.planning.return_memory import HALF_BYTES, MAIN_BYTES
+from spare_megatron.planning.memory import MAIN_BYTES, WEIGHT_BYTES, rank_bytes
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
 from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, share_of_largest_stage
 
@@ -35,20 +34,27 @@ LOGIT_BYTES = 6.0
 
 def memory_items(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]:
     """Item -> bytes on the GPU of the rank with the most parameters. ``ns`` has resolved flags."""
-    half, widths = bool(ns.bf16 or ns.fp16), GRADIENT_BYTES[ns.spare_reduce]
+    half = bool(ns.bf16 or ns.fp16)
     values = optimizer_values(ns, shape.tensor) + (1 if half else 0)  # where the model's weights are fp32, no others
     on_host = ns.optimizer_offload_fraction if ns.optimizer_cpu_offload else 0.0
-    copies = (ns.spare_state_redundancy or shape.num_groups) / shape.num_groups
-    items = dict.fromkeys(("weights", "sums of gradients", "reduced gradients", "optimizer"), 0.0)
-    for part in rank_parameters(ns, shape, vocabulary):
-        items["weights"] += (HALF_BYTES if half else MAIN_BYTES) * part.parameters
-        items["sums of gradients"] += widths.accumulators(shape.piece_microbatches) * part.parameters
-        if part.sharing > 1:
-            items["sums of gradients"] += widths.accumulator * part.parameters / part.sharing
-        items["reduced gradients"] += part.result_bytes(ns.spare_reduce)
-        items["optimizer"] += MAIN_BYTES * values * part.parameters / part.sharing * copies * (1 - on_host)
-    if copies < 1:
-        items["gathered weights"] = items["weights"]
+    found = rank_bytes(
+        rank_parameters(ns, shape, vocabulary),
+        ns.spare_reduce,
+        shape.piece_microbatches,
+        weight=WEIGHT_BYTES if half else MAIN_BYTES,
+        optimizer=MAIN_BYTES * values * (1 - on_host),
+        state_copies=ns.spare_state_redundancy or shape.num_groups,
+        groups=shape.num_groups,
+    )
+    items = {
+        "weights": found["weights"],
+        "sums of gradients": found["accumulator"] + found["group_sum"],
+        "reduced gradients": found["reduced_result"],
+        "optimizer": found["optimizer"],
+    }
+    if "gathered_weights" in found:
+        items["a copy of a lost group's optimizer"] = found["copy_taken_over"]
+        items["gathered weights"] = found["gathered_weights"]
     return {**items, "activations": activation_bytes(ns, shape, vocabulary)}
 
 

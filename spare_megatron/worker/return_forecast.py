@@ -16,12 +16,13 @@ from spare_megatron.config.shape import JobShape
 from spare_megatron.flags.hybrid_pattern import pattern_of
 from spare_megatron.flags.optimizer_flags import splits
 from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS
-from spare_megatron.planning.return_memory import RankParameters, return_memory
-from spare_megatron.planning.state_copies import seconds_to_wipe_out
+from spare_megatron.planning.memory import MAIN_BYTES, WEIGHT_BYTES, RankParameters
+from spare_megatron.planning.return_memory import return_memory
+from spare_megatron.planning.state_copies import copying_s, gathered_bytes, seconds_to_wipe_out
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
 
-COPYING_S = 30.0
-"""From the loss of a group until its state shards have all their copies again, assumed: detection and a gather."""
+GATHER_BYTES_PER_S = float(2**30)
+"""Assumed of a GPU that gathers state from other groups."""
 
 
 def attention_parameters(ns: Namespace) -> float:
@@ -115,13 +116,20 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
     copies, groups = ns.spare_state_redundancy, shape.num_groups
     if copies is not None and copies < groups:
         mtbf_s = LLAMA3_MTBF_GPU_HOURS * 3600 / shape.group_size
+        parts = rank_parameters(ns, shape, vocabulary)
+        half = bool(ns.bf16 or ns.fp16)
+        weights = (WEIGHT_BYTES if half else MAIN_BYTES) * sum(part.parameters for part in parts)
+        values = optimizer_values(ns, shape.tensor) + (1 if half else 0)
+        optimizer = MAIN_BYTES * values * sum(part.parameters / part.sharing for part in parts)
+        again_s = copying_s(gathered_bytes(weights, optimizer, copies, groups), GATHER_BYTES_PER_S)
         lasts = [
-            f"{number} copies: {seconds_to_wipe_out(groups, number, mtbf_s, COPYING_S) / 86400:.3g} days"
+            f"{number} copies: {seconds_to_wipe_out(groups, number, mtbf_s, again_s) / 86400:.3g} days"
             for number in range(copies, min(copies + 2, groups))
         ]
         yield (
             f"mean time until the last copy of a part of the optimizer's state is lost, at one loss in "
-            f"{LLAMA3_MTBF_GPU_HOURS:g} GPU hours, each made good in {COPYING_S:g} s: {', '.join(lasts)}"
+            f"{LLAMA3_MTBF_GPU_HOURS:g} GPU hours, each made good in {again_s:.3g} s (at "
+            f"{in_bytes(GATHER_BYTES_PER_S)} per second and GPU): {', '.join(lasts)}"
         )
         return
     if not ns.spare_max_group_restarts:

@@ -166,6 +166,34 @@ def test_a_node_that_failed_the_check_of_the_group_that_was_given_it_is_not_give
     assert places.salvage({1, 2, 3}) == {}
 
 
+def test_a_group_with_fewer_stages_gives_the_fit_nodes_that_it_does_not_use() -> None:
+    """Three groups of four nodes: group 2 has lost one and runs on two, so one node is idle."""
+    places = SlurmPlaces(allocation(3, 4, (1,) * 12), 4)
+    places.waits(2, {9: "it is dead"})
+    assert places.smaller(2, {8, 10, 11}, [(4, 4), (2, 2), (1, 1)]) == (2, [(8, 0), (10, 0)])
+    assert places.missed_at_home(2) == [9, 11]
+    fit = set(range(12)) - {9}
+    places.waits(1, {4: "it burns"})
+    assert places.salvage(fit - {4}) == {1: [Move(4, 11, "it burns", giver=2)]}
+    assert places.nodes_of(2) == [8, 9, 10, 4]
+    places.waits(0, {0: ""})
+    assert places.salvage(fit - {0, 4}) == {}, "it uses the others"
+    places.still_misses(2, {9: "it is dead"})
+    assert places.salvage(fit - {0}) == {0: [Move(0, 4, "", giver=2)]}, "node 4 is fit again, and idle"
+    assert places.could_move(2, (), fit), "a group whose missed nodes are fit goes home"
+    places.waits_no_more(2)
+    assert places.missed_at_home(2) == [8, 9, 10, 0]
+
+
+def test_a_group_with_fewer_stages_is_not_completed_where_it_runs() -> None:
+    places = SlurmPlaces(allocation(2, 2, (1,) * 5), 2)
+    places.waits(0, {0: ""})
+    assert places.smaller(0, {1}, [(1, 1)]) == (1, [(1, 0)])
+    assert places.salvage({1, 2, 3, 4}) == {}
+    places.waits(1, {2: ""})
+    assert places.smaller(1, (), [(1, 1)]) is None, "no node is left"
+
+
 def test_shared_nodes_are_exchanged_only_where_local_numbers_stay_right() -> None:
     """Groups of 3 ranks on nodes of 2: groups 0 and 1 share node 1, groups 2 and 3 node 4."""
     places = SlurmPlaces(allocation(4, 3, (2,) * 6), 3)
@@ -185,6 +213,8 @@ class Nodes:
     """Nodes of a group."""
     spares: int
     racks: Sequence[str] = ()
+    shapes: Sequence[tuple[int, int]] = ()
+    """Stages and nodes of the shapes in which a group may run that misses some."""
 
     def __post_init__(self) -> None:
         count = self.groups * self.size + self.spares
@@ -193,6 +223,8 @@ class Nodes:
         self.broken: set[int] = set()
         self.live = set(range(self.groups))
         self.waiting: list[int] = []
+        self.used: dict[int, set[int]] = {}
+        """Group in a smaller shape -> the nodes on which it runs."""
 
     def fit(self) -> set[int]:
         return set(range(self.groups * self.size + self.spares)) - self.broken
@@ -200,9 +232,22 @@ class Nodes:
     def breaks(self, node: int) -> None:
         self.broken.add(node)
         for group in sorted(self.live):
-            if node in self.places.nodes_of(group):
+            if node in self.used.get(group, self.places.nodes_of(group)):
+                self.live.remove(group)
+                self.used.pop(group, None)
+                self.waiting.append(group)
+
+    def homeward(self) -> None:
+        """The launcher looks at what groups in smaller shapes miss."""
+        for group in sorted(self.used):
+            away = {node: "" for node in self.places.missed_at_home(group) if node in self.broken}
+            if self.places.could_move(group, away, self.fit()):
+                del self.used[group]
                 self.live.remove(group)
                 self.waiting.append(group)
+                self.look(group)
+            else:
+                self.places.still_misses(group, away)
 
     def look(self, group: int, drained: Collection[int] = ()) -> None:
         """A look at a group that waits, and at those that it completes; Slurm has not noticed what is broken."""
@@ -218,11 +263,17 @@ class Nodes:
             assert not self.broken.intersection(self.places.nodes_of(group))
             self.waiting.remove(group)
             self.live.add(group)
+        elif shape := self.places.smaller(group, look.fit, self.shapes):
+            self.used[group] = {node for node, _ in shape[1]}
+            assert not self.broken & self.used[group]
+            self.waiting.remove(group)
+            self.live.add(group)
         given = {move.giver for moves in look.moves.values() for move in moves} - {None}
         completed = look.moves.keys() - ({group} if look.fault else set())
         assert not given & completed, "who gives is not completed"
         for one in range(self.groups):
-            assert one in self.waiting or one == group or self.places.of(one) == before[one]
+            assert one in self.waiting or one == group or one in self.used or self.places.of(one) == before[one]
+            assert self.used.get(one, set()) <= set(self.places.nodes_of(one)), "a node in use was given away"
             assert one in look.moves or one in given or self.places.of(one) == before[one]
             assert one not in drained or self.places.of(one) == before[one]
         owned = [node for one in range(self.groups) for node in self.places.nodes_of(one)]
@@ -273,6 +324,38 @@ def test_after_any_losses_and_repairs_as_many_groups_are_whole_as_nodes_allow(
             world.look(world.waiting[number % len(world.waiting)])
     world.settle()
     assert len(world.live) == min(groups, len(world.fit()) // size)
+
+
+@given(
+    groups=st.integers(2, 5),
+    size=st.integers(1, 4),
+    spares=st.integers(0, 2),
+    events=st.lists(
+        st.tuples(st.sampled_from(["breaks", "breaks", "repaired", "look", "home"]), st.integers(0, 21)), max_size=40
+    ),
+)
+def test_groups_with_fewer_stages_keep_what_they_use_and_come_home_when_all_is_repaired(
+    groups: int, size: int, spares: int, events: list[tuple[str, int]]
+) -> None:
+    world = Nodes(groups, size, spares, shapes=[(stages, stages) for stages in range(size - 1, 0, -1)])
+    for event, number in events:
+        node = number % (groups * size + spares)
+        if event == "breaks":
+            world.breaks(node)
+        elif event == "repaired":
+            world.broken.discard(node)
+        elif event == "home":
+            world.homeward()
+        elif world.waiting:
+            world.look(world.waiting[number % len(world.waiting)])
+    world.settle()
+    fit = len(world.fit())
+    assert sum(len(world.used.get(group, range(size))) for group in world.live) >= size * min(groups, fit // size)
+    world.broken.clear()
+    world.homeward()
+    world.settle()
+    assert len(world.live) == groups
+    assert not world.used
 
 
 @pytest.mark.parametrize(("groups", "size", "spares"), [(2, 2, 0), (2, 2, 1), (3, 2, 0), (2, 3, 1), (3, 1, 1)])

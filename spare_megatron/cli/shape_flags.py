@@ -1,0 +1,46 @@
+"""The flags of spare-plan and spare-simulate that say with how many pipeline stages a group trains that misses
+nodes."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.rows import shapes_of
+
+
+def add_shape_flags(made: argparse.ArgumentParser) -> None:
+    """Add them to a command line."""
+    add = made.add_argument
+    add(
+        "--pipeline-model-parallel-size",
+        type=int,
+        metavar="PP",
+        help="pipeline stages of a group; one that misses nodes then trains with fewer (--spare-shapes)",
+    )
+    add(
+        "--spare-shapes",
+        metavar="auto|none|LIST",
+        help="stages with which it may: numbers that divide PP, separated by commas; auto: all of them; none: it waits "
+        "(default: auto)",
+    )
+
+
+def shapes_given(args: argparse.Namespace, nodes_flag: str, nodes: int | None) -> dict[str, Any]:
+    """``stages``, the pipeline stages of a group, and ``shapes``, those of its smaller shapes, where they are given.
+    Raises ConfigError.
+
+    ``nodes`` is the value of ``nodes_flag``, without which they have no effect."""
+    stages, text = args.pipeline_model_parallel_size, args.spare_shapes
+    if stages is None:
+        if text is not None:
+            raise ConfigError(
+                f"--spare-shapes {text} has no effect without --pipeline-model-parallel-size PP; give both"
+            )
+        return {}
+    if nodes is None:
+        raise ConfigError(f"--pipeline-model-parallel-size {stages} has no effect without {nodes_flag} G; give both")
+    if stages < 1:
+        raise ConfigError(f"--pipeline-model-parallel-size is {stages}, but must be at least 1")
+    return {"stages": stages, "shapes": shapes_of(text or "auto", stages)}

@@ -261,11 +261,8 @@ def case_of(args: argparse.Namespace) -> Case:
         raise ConfigError(f"--donor-share {args.donor_share:g} has no effect without --state-gib G; give both")
     of_trace = {} if trace is None else {"mtbf_s": _mtbf_s(trace)}
     figures = {"reduce_s": groups / 100, **of_trace, **given(args, Cluster)}
-    figures |= {"transfer_s": transfer_s, "result_s": result_s}
-    figures |= dict(
-        zip(("stages", "shapes"), shapes_given(args, "--nodes-per-group", args.nodes_per_group), strict=True)
-    )
-    cluster = Cluster(**figures, salvage=not args.no_salvage)
+    figures |= shapes_given(args, "--nodes-per-group", args.nodes_per_group)
+    cluster = Cluster(**figures, salvage=not args.no_salvage, transfer_s=transfer_s, result_s=result_s)
     chosen = {
         "redundancy": min(_D.policy.redundancy, groups),
         **given(args, Policy),

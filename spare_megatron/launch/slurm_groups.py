@@ -175,6 +175,8 @@ class SlurmGroups:
     def _lost(self, start: GroupStart, failed: bool = True) -> None:
         if start not in self._handled and not self._over():
             self._handled.add(start)
+            self._smaller.pop(start.group, None)
+            self._places.waits_no_more(start.group)
             if failed:
                 self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)

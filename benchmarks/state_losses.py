@@ -25,7 +25,7 @@ JOBS = ((4, 2, 1e-3), (5, 2, 1e-3), (8, 2, 1e-3), (16, 2, 1e-3), (8, 3, 1e-3), (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--chains", type=int, default=10_000, help="of losses, for each job; they take some minutes")
+    parser.add_argument("--chains", type=int, default=2_000, help="of losses, for each job; they take some minutes")
     args = parser.parse_args()
     rows: list[dict[str, object]] = []
     for groups, copies, copying in JOBS:

@@ -239,10 +239,10 @@ def restarted_lost_share(
 
 
 def trials_for(figures: NodeFigures) -> int:
-    """As many trials as have some 1000 interruptions together, at most 100: repairs are so unlike that the mean is then
-    known to 6%."""
+    """As many trials as have some 600 interruptions together, at most 100: repairs are so unlike that the mean is then
+    known to 8%."""
     each = 24 * DAYS * figures.groups * figures.nodes_per_group / figures.mtbf_h
-    return max(3, min(100, ceil(1000 / each)))
+    return max(3, min(100, ceil(600 / each)))
 
 
 def mean_lost_share(figures: NodeFigures, spares: int, salvage: bool, trials: int, days: float = DAYS) -> float:

@@ -54,6 +54,7 @@ def theory() -> Iterator[Claim]:
         yield Claim(page, f"| {groups} | {cells} |", tuple(figures))
     yield from _adoption(page)
     yield from _piece_size(page)
+    yield from _state_losses(page)
     time = Results("plan_time.json")
     yield Claim(
         page,
@@ -128,3 +129,11 @@ def _piece_size(page: str) -> Iterator[Claim]:
     )
     config = tuple(pieces.config(key) for key in ("microbatches", "redundancy", "steps"))
     yield Claim(page, "{} microbatches per shard, r = {}, the published cluster with {} steps, two", config)
+
+
+def _state_losses(page: str) -> Iterator[Claim]:
+    found = Results("state_losses.json")
+    for groups, copies in ((4, 2), (5, 2), (8, 2), (16, 2), (8, 3), (16, 3)):
+        keys = ("host_sets", "by_formula", "all_different")
+        row = tuple(found(key, groups=groups, copies=copies) for key in keys)
+        yield Claim(page, f"| {groups} | {copies} | {{}} | {{}} | {{}} |", row)

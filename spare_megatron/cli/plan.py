@@ -31,6 +31,7 @@ from spare_megatron.planning.reduction_cost import ACCUMULATOR_BYTES
 from spare_megatron.planning.standby_choice import SHARE_MAX, CostedPair, choose_pair
 from spare_megatron.planning.state_choice import StatePlan, StateRates, choose_state_copies
 from spare_megatron.planning.trace import parse_trace
+from spare_megatron.simulator.node_losses import NodeFigures
 
 EXAMPLE = (
     "example: spare-plan --gpus 600000 --gpus-per-group 600 --mtbf-s 300 --restart-s 3600 --save-s 60 "
@@ -224,7 +225,7 @@ def planned(args: argparse.Namespace) -> dict[str, Any]:
         "candidates": [{**each.as_json(), **shared} for each in plan.candidates],
     }
     if nodes is not None:
-        found |= node_plan(nodes, cluster)
+        found |= node_plan(_with_shapes_that_fit(args, nodes, needed), cluster)
     if args.topology is not None:
         found["topology"] = _topology(args.topology, cluster.num_groups, plan)
     return found
@@ -337,6 +338,18 @@ def _memory(args: argparse.Namespace, cluster: ClusterFigures, piece_microbatche
     )
     fitting(*sizes, args.gpu_memory_gib, *needs, state_copies=plan.chosen.copies)
     return plan
+
+
+def _with_shapes_that_fit(args: argparse.Namespace, nodes: NodeFigures, needed: StatePlan | None) -> NodeFigures:
+    """``nodes`` with those of its smaller shapes whose ranks, which keep several stages each, fit into a GPU; with none
+    where groups keep only some of the optimizer's state, which a job refuses."""
+    if needed is None or args.gpu_memory_gib is None:
+        return nodes
+    if needed.chosen.copies < nodes.groups:
+        return nodes.at_home()
+    home = needed.chosen.memory.total - args.activations_gib
+    room = args.gpu_memory_gib - args.activations_gib
+    return replace(nodes, shapes=tuple(one for one in nodes.shapes if home * nodes.stages / one <= room))
 
 
 def _topology(path: Path, num_groups: int, plan: RedundancyPlan) -> dict[str, object]:

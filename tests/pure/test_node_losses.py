@@ -114,6 +114,10 @@ def test_spare_plan_says_what_spare_nodes_are_worth(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "salvage, smaller shapes" in out
     assert "times as much for the same training" in out
+    # 1e9 parameters on 16 GPUs are 1.3 GiB each with fp32 sums; with half the stages twice as much
+    sizes = ["--params", "1e9", "--gpu-memory-gib", "3", "--json"]
+    assert plan.main([*words, *shapes, *sizes]) == 0
+    assert json.loads(capsys.readouterr().out)["shapes"] == [2]
     assert plan.main([*words, "--node-repair-h", "5"]) == 2
     assert "--node-repair-h 5 has no effect without --gpus-per-node" in capsys.readouterr().err
     assert plan.main([*words, "--gpus-per-node", "7"]) == 2

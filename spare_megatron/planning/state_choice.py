@@ -87,7 +87,7 @@ def choose_state_copies(
         chosen = next(one for one in candidates if one.copies == given)
         return StatePlan(chosen, candidates, "the copies of the optimizer's state were given")
     whole = candidates[-1]
-    if not room or whole in room:  # where nothing fits, whoever asks for the memory is told so
+    if not room or whole in room:  # where nothing fits, the plan is refused later
         why = "every group keeps the whole optimizer state, which fits and which no loss but the last can take"
         return StatePlan(whole, candidates, why)
     chosen = next((one for one in room if one.lost <= LOST_MAX), room[-1])

@@ -246,7 +246,10 @@ def test_spare_plan_prints_the_choice(capsys: pytest.CaptureFixture[str]) -> Non
     assert planned()["pieces_per_shard"] == 16
     # 8 GPUs hold weights, sums, what waits and optimizer of 28 bytes a parameter, but not 30.
     tight = ("--params", f"{8 * 2**30}", "--gpu-memory-gib", "29", "--microbatches-per-shard", "64")
-    one = planned("--reduce", "exact", "--exact-cost", "0.116", *tight)
+    tight = ("--reduce", "exact", "--exact-cost", "0.116", *tight)
+    few = planned(*tight)
+    assert (few["piece_microbatches"], few["state_redundancy"]) == (4, 3)
+    one = planned(*tight, "--state-redundancy", "200")
     assert one["piece_microbatches"] == 1
     assert "because the fp32 sums of pieces of 4 do not fit" in str(one["reason"])
 

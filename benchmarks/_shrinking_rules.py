@@ -122,7 +122,7 @@ RULES = (
         "data is made up, as its files are not published",
         (
             *("--data-path", "--mock-data", "--data-cache-path", "--tokenizer-type", "--tokenizer-model"),
-            *("--vocab-size", "--vocab-file", "--merge-file"),
+            *("--vocab-size", "--vocab-file", "--merge-file", "--fim-data", "--fim-rate", "--fim-spm-rate"),
         ),
     ),
     Rule(

@@ -68,6 +68,10 @@ struct SpareRingSum {
   int64_t add_stop;
   const int64_t* borders;  // of a gather: where each member's share begins, and the end; else null
   const int64_t* hops;     // and how many members to the right of that member receive it
+  uint8_t* packed_in;      // room for a packed segment that comes, with SLACK_BYTES behind it; null: nothing is packed
+  uint8_t* packed_out;     // and for one that goes
+  int64_t in_size;         // bytes of these
+  int64_t out_size;
   int64_t error;      // errno, 0 where the other side has closed; of a frame of another size, its bytes
   int64_t due;        // and the bytes that were due
   int32_t left;       // sockets
@@ -89,6 +93,7 @@ constexpr uint8_t WHOLE = 1, BROKEN = 0;
 constexpr int64_t WASTE_BYTES = 1 << 16;
 constexpr int64_t AHEAD_BYTES = 1024;  // so far ahead memory is fetched that no one has touched lately
 constexpr int64_t STRIDE_BYTES = 64;
+constexpr int64_t PACKED_BLOCK = 1024;
 const uint8_t ZEROS[WASTE_BYTES] = {};
 
 // out = a + b, where out may be a.
@@ -104,6 +109,45 @@ void add(const T* a, const T* b, T* out, int64_t count) {
     for (int64_t n = 0; n < stride; ++n) out[k + n] = sums[n];
   }
   for (int64_t n = whole; n < count; ++n) out[n] = a[n] + b[n];
+}
+
+// As spare_megatron/collectives/packing.py: of each block the width, then its elements in so many bytes. Writes up to
+// SLACK_BYTES more than it returns.
+int64_t pack(const int64_t* from, int64_t count, uint8_t* to) {
+  uint8_t* width = to;
+  uint8_t* out = to + (count + PACKED_BLOCK - 1) / PACKED_BLOCK;
+  for (int64_t start = 0; start < count; start += PACKED_BLOCK) {
+    const int64_t stop = start + PACKED_BLOCK < count ? start + PACKED_BLOCK : count;
+    uint64_t used = 0;
+    for (int64_t k = start; k < stop; ++k) used |= static_cast<uint64_t>(from[k] ^ (from[k] >> 63));
+    const int64_t bytes = used ? (64 - __builtin_clzll(used)) / 8 + 1 : 1;
+    *width++ = static_cast<uint8_t>(bytes);
+    for (int64_t k = start; k < stop; ++k, out += bytes) __builtin_memcpy(out, from + k, 8);
+  }
+  return out - to;
+}
+
+// Whether `size` bytes are a packed segment of `count` elements, which are written to `to`. Reads up to SLACK_BYTES more.
+bool unpack(const uint8_t* from, int64_t size, int64_t count, int64_t* to) {
+  const int64_t blocks = (count + PACKED_BLOCK - 1) / PACKED_BLOCK;
+  int64_t due = blocks;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t left = count - block * PACKED_BLOCK;
+    if (from[block] < 1 || from[block] > 8) return false;
+    due += from[block] * (left < PACKED_BLOCK ? left : PACKED_BLOCK);
+  }
+  if (due != size) return false;
+  const uint8_t* in = from + blocks;
+  for (int64_t start = 0; start < count; start += PACKED_BLOCK) {
+    const int64_t stop = start + PACKED_BLOCK < count ? start + PACKED_BLOCK : count, bytes = *from++;
+    const int shift = static_cast<int>(64 - 8 * bytes);
+    for (int64_t k = start; k < stop; ++k, in += bytes) {
+      uint64_t value;
+      __builtin_memcpy(&value, in, 8);
+      to[k] = static_cast<int64_t>(value << shift) >> shift;
+    }
+  }
+  return true;
 }
 
 template <typename T>
@@ -194,6 +238,9 @@ class Run {
     const int64_t step = j_.sent / segments_;
     return step >= adding_ ? j_.result : step == 0 ? j_.source : j_.wire;
   }
+  bool packs() const { return j_.packed_in && j_.type == INT64; }
+  bool comes_packed() const { return packs() && adds(); }
+  bool goes_packed() const { return packs() && j_.sent / segments_ < adding_; }
   bool wants() const { return j_.received < total_; }
   bool offers() const { return j_.sent < total_ && j_.sent < j_.received + segments_; }
   bool ahead() const { return j_.in->broken >= j_.epoch || (j_.in->open && j_.in->epoch > j_.epoch); }
@@ -220,8 +267,15 @@ class Run {
     while (wants() && !ahead()) {
       static thread_local uint8_t waste[WASTE_BYTES];
       const Range r = incoming();
-      const int64_t item = item_in(), size = (r.stop - r.start) * item;
-      const bool mine = in.open && in.epoch == j_.epoch;
+      const int64_t item = item_in(), count = r.stop - r.start;
+      const bool mine = in.open && in.epoch == j_.epoch, packed = comes_packed();
+      if (mine && packed && j_.received_bytes == 0) {
+        const int64_t blocks = (count + PACKED_BLOCK - 1) / PACKED_BLOCK;
+        j_.due = blocks + 8 * count;
+        if (in.due < blocks + count || in.due > j_.due) return lost(OTHER_SUM, in.due);
+        j_.in_size = in.due;
+      }
+      const int64_t size = packed ? j_.in_size : count * item;
       if (mine && in.due != size - j_.received_bytes) {
         j_.due = size - j_.received_bytes;
         return lost(OTHER_SUM, in.due);
@@ -232,7 +286,7 @@ class Run {
       size_t number = 0;
       if (in.open) {
         uint8_t* room = waste;
-        if (mine) room = (adds() ? j_.scratch : j_.result + r.start * item) + j_.received_bytes;
+        if (mine) room = (packed ? j_.packed_in : adds() ? j_.scratch : j_.result + r.start * item) + j_.received_bytes;
         data = mine || in.due < WASTE_BYTES ? in.due : WASTE_BYTES;
         if (data) parts[number++] = {room, static_cast<size_t>(data)};
         if (data == in.due) parts[number++] = {&last, 1};
@@ -287,6 +341,11 @@ class Run {
 
   // A segment has come.
   int32_t take(Range r) {
+    if (comes_packed() &&
+        !unpack(j_.packed_in, j_.in_size, r.stop - r.start, reinterpret_cast<int64_t*>(j_.scratch))) {
+      j_.due = 0;
+      return lost(OTHER_SUM, j_.in_size);
+    }
     if (completes() && j_.converts) {
       if (!j_.convert) return to_caller(CONVERT, r);
       convert(r);
@@ -336,8 +395,14 @@ class Run {
     SpareOutgoing& out = *j_.out;
     while (offers()) {
       const Range r = outgoing();
-      const int64_t item = item_out(), size = (r.stop - r.start) * item;
+      const int64_t item = item_out();
+      const bool packed = goes_packed();
+      int64_t size = packed ? j_.out_size : (r.stop - r.start) * item;
       if (!out.open) {
+        if (packed) {
+          const int64_t* from = reinterpret_cast<const int64_t*>(outgoing_memory()) + r.start;
+          size = j_.out_size = pack(from, r.stop - r.start, j_.packed_out);
+        }
         out.open = 1;
         out.epoch = j_.epoch;
         out.due = size;
@@ -348,7 +413,7 @@ class Run {
       const bool mine = out.epoch == j_.epoch;
       const int64_t most = mine || out.due < WASTE_BYTES ? out.due : WASTE_BYTES;
       const uint8_t* from = ZEROS;
-      if (mine) from = outgoing_memory() + r.start * item + size - out.due;
+      if (mine) from = (packed ? j_.packed_out : outgoing_memory() + r.start * item) + size - out.due;
       const uint8_t last = mine ? WHOLE : BROKEN;
       iovec parts[3];
       size_t number = 0;
@@ -411,10 +476,20 @@ class Run {
 extern "C" {
 
 __attribute__((visibility("default"))) int32_t spare_ring_version() {
-  return 1000 * SPARE_KERNELS_VERSION + 3;
+  return 1000 * SPARE_KERNELS_VERSION + 4;
 }
 
 // Goes on with a sum until it is over, an outcome of it is due, or the caller is to add or to convert something.
+// For tests.
+__attribute__((visibility("default"))) int64_t spare_ring_pack(const int64_t* from, int64_t count, uint8_t* to) {
+  return pack(from, count, to);
+}
+
+__attribute__((visibility("default"))) int32_t spare_ring_unpack(const uint8_t* from, int64_t size, int64_t count,
+                                                                 int64_t* to) {
+  return unpack(from, size, count, to);
+}
+
 __attribute__((visibility("default"))) int32_t spare_ring_run(SpareRingSum* job) { return Run(*job).run(); }
 
 }

@@ -26,7 +26,7 @@ from spare_megatron.collectives.backend import BackendError, Seat
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.frames import DesyncError
 from spare_megatron.collectives.link_monitor import LEFT, RIGHT
-from spare_megatron.collectives.ring import SEGMENT_BYTES, RingStreams, Shares
+from spare_megatron.collectives.ring import SEGMENT_BYTES, Packing, RingStreams, Shares
 from spare_megatron.collectives.ring_epoch import RingEpoch
 from spare_megatron.collectives.ring_line import Line
 from spare_megatron.collectives.ring_links import RingLinks
@@ -55,6 +55,7 @@ class RingBackend:
         self._right: Line | None = None
         """While a sum is in hand."""
         self._scratch: torch.Tensor | None = None
+        self._packing: Packing | None = None
         self._compiled = compiled_ring()
 
     @property
@@ -90,14 +91,15 @@ class RingBackend:
     ) -> None:
         if self._scratch is None:
             self._scratch = torch.empty(SEGMENT_BYTES, dtype=torch.uint8)
+            self._packing = Packing.of(SEGMENT_BYTES // 8)
         self._left, self._right = self._links.use(self._epoch)
         self._traffic.wait_for_peers = wait_for_peers
         given = (wire, self._seat.rank, self._seat.size, self._scratch, source, converted)
         try:
             if self._compiled is None:
-                self._sum(RingStreams(*given, shares=shares))
+                self._sum(RingStreams(*given, shares=shares, packing=self._packing))
             else:
-                self._run(NativeSum(*given, shares=shares, library=self._compiled))
+                self._run(NativeSum(*given, shares=shares, packing=self._packing, library=self._compiled))
         finally:
             self._traffic.wants = self._traffic.offers = False
             self._left = self._right = None
@@ -149,7 +151,7 @@ class RingBackend:
             return False
         assert self._left is not None
         try:
-            number = self._left.receiver.receive(self._seat.epoch, room)
+            number = self._left.receiver.receive(self._seat.epoch, room, in_parts=ring.in_parts)
         except BlockingIOError:
             return False
         except DesyncError as error:

@@ -90,14 +90,21 @@ class FrameReceiver:
         """Whether nothing more comes in ``epoch``: the other side is in a later one, or has broken off."""
         return self._broken >= epoch or (self._open and self._epoch > epoch)
 
-    def receive(self, epoch: int, room: memoryview) -> int:
+    def receive(self, epoch: int, room: memoryview, *, in_parts: bool = False) -> int:
         """Receive some bytes of the frame in hand, or of the next one of this epoch, into ``room``, which is as large
-        as what is left of it; returns how many. Raises BlockingIOError also where :meth:`ahead` is true."""
+        as what is left of it; returns how many. Raises BlockingIOError also where :meth:`ahead` is true. Where a
+        frame is received ``in_parts``, its size is not known yet, and ``room`` is for some of it: it must not end."""
         while not self.ahead(epoch):
             if not self._open:
                 self._begin()
             elif self._epoch < epoch:
                 self._take(self._waste[: self._due])
+            elif in_parts:
+                number = self._take(room[: self._due])
+                if number and not self._open:
+                    raise DesyncError("a frame ended where more of it is due")
+                if number:
+                    return number
             elif len(room) != self._due + self._withheld:
                 raise DesyncError(f"a frame of {self._due} bytes came where {len(room)} are due")
             elif number := self._take(room[self._withheld :]):

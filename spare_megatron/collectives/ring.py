@@ -21,12 +21,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 
+from spare_megatron.collectives import packing as packing_of
 from spare_megatron.collectives.converting import ConvertedBucket
 
 SEGMENT_BYTES = 1 << 20
+SLACK_BYTES = 8
+"""So many bytes beyond a packed segment compiled code may touch."""
+
+
+class Packing(NamedTuple):
+    """Room for packed segments."""
+
+    incoming: torch.Tensor
+    outgoing: torch.Tensor
+
+    @classmethod
+    def of(cls, count: int) -> Packing:
+        """Room for segments of up to so many elements."""
+        size = packing_of.most_bytes(count) + SLACK_BYTES
+        return cls(torch.empty(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8))
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,7 @@ class RingStreams:
         converted: ConvertedBucket | None = None,
         *,
         shares: Shares | None = None,
+        packing: Packing | None = None,
     ) -> None:
         """
         Args:
@@ -66,6 +84,7 @@ class RingStreams:
             source: what this member adds to the sum, of the shape and dtype of ``wire``; None: what ``wire`` holds.
             converted: what the sum is turned into; ``wire`` then only holds sums that are not complete.
             shares: ``wire`` is gathered, not summed.
+            packing: int64 partial sums travel packed; the same on every member.
         """
         self._wire = wire
         self._source = wire if source is None else source
@@ -88,6 +107,9 @@ class RingStreams:
         self._adding = 0 if shares is not None else size - 1
         """The number of steps in which what comes is added."""
         self._total = (self._adding + size - 1) * self._segments
+        self._packing = packing if wire.dtype == torch.int64 else None
+        self._packed_out = (-1, b"")
+        """A segment's number, and its bytes as they are sent."""
         self._sent = self._received = 0
         """Numbers of segments that are complete."""
         self._sent_bytes = self._received_bytes = 0
@@ -107,6 +129,8 @@ class RingStreams:
             return None
         step = self._sent // self._segments
         start, stop = self._leaving(self._sent)
+        if step < self._adding and self._packing is not None:
+            return self._packed(step, start, stop)[self._sent_bytes :]
         if step >= self._adding:
             held = self._result_bytes
         else:
@@ -120,6 +144,8 @@ class RingStreams:
             return None
         step = self._received // self._segments
         start, stop = self._coming(self._received)
+        if self.comes_packed:
+            return self._packed_room(stop - start)[self._received_bytes :]
         if step < self._adding:
             return self._scratch_bytes[: (stop - start) * self._wire.itemsize][self._received_bytes :]
         return self._view(self._result_bytes, start, stop, self._result.itemsize)[self._received_bytes :]
@@ -134,7 +160,10 @@ class RingStreams:
         step = self._sent // self._segments
         start, stop = self._leaving(self._sent)
         self._sent_bytes += number
-        if self._sent_bytes == (stop - start) * self._itemsize(step):
+        size = (stop - start) * self._itemsize(step)
+        if step < self._adding and self._packing is not None:
+            size = len(self._packed(step, start, stop))
+        if self._sent_bytes == size:
             self._sent, self._sent_bytes = self._sent + 1, 0
             self._skip_empty()
 
@@ -143,11 +172,48 @@ class RingStreams:
         step = self._received // self._segments
         start, stop = self._coming(self._received)
         self._received_bytes += number
-        if self._received_bytes == (stop - start) * self._itemsize(step):
+        count = stop - start
+        size = len(self._packed_room(count)) if self.comes_packed else count * self._itemsize(step)
+        if self._received_bytes == size:
+            if self.comes_packed:
+                self._unpack(size, count)
             if step < self._adding:
                 self._add(start, stop, complete=step == self._adding - 1)
             self._received, self._received_bytes = self._received + 1, 0
             self._skip_empty()
+
+    @property
+    def comes_packed(self) -> bool:
+        """Whether the segment that comes next is packed."""
+        return self._packing is not None and self._received < self._adding * self._segments
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether the size of the segment that comes is not known: its widths have not come, or are of a frame that the
+        other side has broken off."""
+        if not self.comes_packed:
+            return False
+        start, stop = self._coming(self._received)
+        number = packing_of.blocks(stop - start)
+        return self._received_bytes < number or len(self._packed_room(stop - start)) == len(self._packing.incoming)
+
+    def _packed(self, step: int, start: int, stop: int) -> memoryview:
+        """The segment that goes, packed when it is asked for first."""
+        if self._packed_out[0] != self._sent:
+            held = self._wire if step else self._source
+            self._packed_out = (self._sent, packing_of.packed(held[start:stop].numpy()).tobytes())
+        return memoryview(self._packed_out[1])
+
+    def _packed_room(self, count: int) -> memoryview:
+        """Room for the widths of the segment that comes, or, once they have come, for all of it."""
+        assert self._packing is not None
+        number, room = packing_of.blocks(count), self._packing.incoming.numpy()
+        size = number if self._received_bytes < number else packing_of.packed_bytes(room[:number], count)
+        return room.data[: size or len(room)]
+
+    def _unpack(self, size: int, count: int) -> None:
+        assert self._packing is not None
+        packing_of.unpacked(self._packing.incoming.numpy()[:size], count, self._scratch.numpy()[:count])
 
     def _add(self, start: int, stop: int, complete: bool) -> None:
         mine, come = self._source[start:stop], self._scratch[: stop - start]

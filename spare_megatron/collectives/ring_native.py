@@ -21,11 +21,11 @@ import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
 from spare_megatron.collectives.link_monitor import Traffic
-from spare_megatron.collectives.ring import Shares
+from spare_megatron.collectives.ring import Packing, Shares
 from spare_megatron.config import native_code
 from spare_megatron.kernels import native
 
-VERSION = 1000 * native.VERSION + 3
+VERSION = 1000 * native.VERSION + 4
 """What ``spare_ring_version`` of kernels/ring.cpp returns: it calls the kernels that convert."""
 _HEAD_ROOM = 16
 _TYPES = {torch.int64: 1, torch.int32: 2, torch.float32: 3, torch.float64: 4}
@@ -74,7 +74,8 @@ class _Sum(Structure):
         ("traffic", POINTER(Traffic)),
         *((name, c_int64) for name in ("epoch", "rank", "size", "count", "segment", "first", "sent", "received")),
         *((name, c_int64) for name in ("sent_bytes", "received_bytes", "counted_bytes", "add_start", "add_stop")),
-        *((name, c_void_p) for name in ("borders", "hops")),
+        *((name, c_void_p) for name in ("borders", "hops", "packed_in", "packed_out")),
+        *((name, c_int64) for name in ("in_size", "out_size")),
         *((name, c_int64) for name in ("error", "due")),
         *((name, c_int32) for name in ("left", "right", "alarm", "itemsize", "result_itemsize", "type", "converts")),
     )
@@ -107,6 +108,7 @@ class NativeSum:
         converted: ConvertedBucket | None = None,
         *,
         shares: Shares | None = None,
+        packing: Packing | None = None,
         library: CDLL,
     ) -> None:
         """See :class:`~spare_megatron.collectives.ring.RingStreams`."""
@@ -128,6 +130,8 @@ class NativeSum:
             type=_TYPES.get(wire.dtype, 0),
             converts=converted is not None,
         )
+        if packing is not None and wire.dtype == torch.int64:
+            self._job.packed_in, self._job.packed_out = (one.data_ptr() for one in packing)
         if shares is not None:
             self._shares = torch.tensor([*shares.borders, *shares.hops])
             self._job.borders = self._shares.data_ptr()
@@ -173,4 +177,6 @@ def compiled_ring() -> CDLL | None:
     loaded = native_code.load_if_built(Path(__file__).parent, "_ring", VERSION, "spare_ring_version")
     if loaded is not None:
         loaded.spare_ring_run.argtypes, loaded.spare_ring_run.restype = (POINTER(_Sum),), c_int32
+        loaded.spare_ring_pack.argtypes, loaded.spare_ring_pack.restype = (c_void_p, c_int64, c_void_p), c_int64
+        loaded.spare_ring_unpack.argtypes = (c_void_p, c_int64, c_int64, c_void_p)
     return loaded

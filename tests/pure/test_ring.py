@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from spare_megatron.collectives.converting import ConvertedBucket
-from spare_megatron.collectives.ring import RingStreams, Shares
+from spare_megatron.collectives.ring import Packing, RingStreams, Shares
 from tests.pure import toy_conversion
 
 SEGMENT_BYTES = 64
@@ -27,7 +27,14 @@ def _all_reduce(
     scratches = [torch.empty(SEGMENT_BYTES, dtype=torch.uint8) for _ in wires]
     rings = [
         RingStreams(
-            wire, rank, size, scratches[rank], sources and sources[rank], converted and converted[rank], shares=shares
+            wire,
+            rank,
+            size,
+            scratches[rank],
+            sources and sources[rank],
+            converted and converted[rank],
+            shares=shares,
+            packing=Packing.of(SEGMENT_BYTES // 8),
         )
         for rank, wire in enumerate(wires)
     ]

@@ -8,7 +8,8 @@ in each direction, which is the least possible (Patarasuk and Yuan, J. Parallel 
 Each chunk is added up once, in one order, so all members get the same bits.
 
 Where sums are converted, a member does that with its chunk, whose sum is complete in step N-2, and results go round in
-the later steps: fp32 gradients of int64 sums are 12 bytes an element instead of 16 on the way.
+the later steps: fp32 gradients of int64 sums are 12 bytes an element instead of 16 on the way, and fewer as partial
+sums are packed (:mod:`spare_megatron.collectives.packing`).
 
 A *gather* (:class:`Shares`) is only the second half: chunk k is what member k gives, of any size, and goes round once,
 or only as far as somebody needs it.

@@ -181,17 +181,19 @@ def test_a_gather_ends_with_its_epoch_and_is_made_again_in_the_next_one(three: G
         assert future.result(BOUND_S).tensors[0].tolist() == [1] * 50_000 + [2] * 50_000
 
 
+@pytest.mark.parametrize(("bits", "sum_bytes"), [(40, 6), (44, 6), (60, 8)])
 @pytest.mark.parametrize("size", [2, 4])
-def test_an_element_of_a_step_travels_as_so_many_bytes(size: int) -> None:
-    """8 bytes of an exact sum and 4 of what it becomes, and where groups keep a part of the state 2 of its parameter in
-    bf16, each (N - 1) / N times out of every rank. Without the part that is the same for any size."""
+def test_an_element_of_a_step_travels_as_so_many_bytes(size: int, bits: int, sum_bytes: int) -> None:
+    """6 bytes of an exact sum of up to 48 bits, 8 of a larger one, and 4 of what it becomes; and where groups keep a
+    part of the state 2 of its parameter in bf16. Each (N - 1) / N times out of every rank; without the part that is the
+    same for any size."""
     groups = Groups(size)
     try:
         epoch, everybody = groups.view(tuple(range(size))), range(size)
-        sent, steps = [], (4096 * size, 12288 * size)
+        sent, steps = [], (8192 * size, 24576 * size)
         for numel in steps:
             before = sent_bytes(groups)
-            sums = [torch.arange(numel) + group for group in everybody]
+            sums = [torch.arange(numel) + group + (1 << bits) for group in everybody]
             requests = {
                 group: Reduction((one,), conversion=toy_conversion.Conversion([one], 1))
                 for group, one in enumerate(sums)
@@ -204,7 +206,9 @@ def test_an_element_of_a_step_travels_as_so_many_bytes(size: int) -> None:
             sent.append((reduced - before, sent_bytes(groups) - reduced))
         (reduced_few, gathered_few), (reduced_many, gathered_many) = sent
         more = steps[1] - steps[0]
-        assert reduced_many - reduced_few == 12 * more * (size - 1)
+        widths = more // (SMALL_BUCKET // 8) * size * (size - 1)  # one for each chunk of a bucket
+        expected = (sum_bytes + 4) * more * (size - 1) + widths
+        assert reduced_many - reduced_few == pytest.approx(expected, abs=100), "but for the check vector's size"
         assert gathered_many - gathered_few == 2 * more * (size - 1)
     finally:
         groups.close()

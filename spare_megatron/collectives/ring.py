@@ -192,7 +192,7 @@ class RingStreams:
     def in_parts(self) -> bool:
         """Whether the size of the segment that comes is not known: its widths have not come, or are of a frame that the
         other side has broken off."""
-        if not self.comes_packed:
+        if self._packing is None or not self.comes_packed:
             return False
         start, stop = self._coming(self._received)
         number = packing_of.blocks(stop - start)

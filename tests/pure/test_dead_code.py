@@ -31,7 +31,9 @@ EXCEPTIONS = {
     ),
     "called by io, grpc and aiohttp": ("writable", "intercept_service"),
     "read by numpy and tempfile": ("writeable", "tempdir"),
-    "read by compiled code, or an outcome of it": ("other_type", "source_type", "NO_POLL", "SHORTAGE", "UNEVEN"),
+    "read by compiled code, or an outcome of it": (
+        *("other_type", "source_type", "packed_in", "packed_out", "NO_POLL", "SHORTAGE", "UNEVEN"),
+    ),
     "read by a template": ("HEIGHT",),
     "read by name: results, flags, checkpoints": (
         *("steps_recomputed", "allow_untested_core", "consumed_train_samples", "spare_vocabulary_ids", "expert_layers"),

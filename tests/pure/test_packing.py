@@ -16,7 +16,7 @@ COMPILED = compiled_ring()
 
 def values(rng: random.Random, count: int) -> Integers:
     """Blocks of all sizes, up to the least and the greatest of 64 bits."""
-    found = []
+    found = list[int]()
     while len(found) < count:
         bits = rng.choice((0, 1, 6, 7, 8, 15, 16, 31, 40, 46, 47, 48, 55, 56, 61, 63))
         found += [rng.randint(-(1 << bits), (1 << bits) - 1) for _ in range(rng.choice((1, 100, BLOCK, 2000)))]

@@ -479,7 +479,6 @@ __attribute__((visibility("default"))) int32_t spare_ring_version() {
   return 1000 * SPARE_KERNELS_VERSION + 4;
 }
 
-// Goes on with a sum until it is over, an outcome of it is due, or the caller is to add or to convert something.
 // For tests.
 __attribute__((visibility("default"))) int64_t spare_ring_pack(const int64_t* from, int64_t count, uint8_t* to) {
   return pack(from, count, to);
@@ -490,6 +489,7 @@ __attribute__((visibility("default"))) int32_t spare_ring_unpack(const uint8_t* 
   return unpack(from, size, count, to);
 }
 
+// Goes on with a sum until it is over, an outcome of it is due, or the caller is to add or to convert something.
 __attribute__((visibility("default"))) int32_t spare_ring_run(SpareRingSum* job) { return Run(*job).run(); }
 
 }

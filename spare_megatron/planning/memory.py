@@ -268,7 +268,7 @@ def table() -> str:
         ("fp32 sum that waits to be added, C > 1", [f"{one.piece:g}" if one.piece else "-" for one in modes], "-"),
         ("sum over these D, where D > 1", [f"{one.accumulator:g} / D" for one in modes], "-"),
         ("reduced result", [f"{one.result:g} / D" for one in modes], "-"),
-        ("on the wire, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),
+        ("on the wire at most, times 2 (N - 1) / N", [f"{one.wire:g}" for one in modes], "4"),
         ("weights", [f"{WEIGHT_BYTES:g}"] * len(modes), f"{WEIGHT_BYTES:g}"),
         ("optimizer", [f"{OPTIMIZER_BYTES:g} / D"] * len(modes), f"{OPTIMIZER_BYTES:g} / (N D)"),
     )

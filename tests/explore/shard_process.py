@@ -219,8 +219,9 @@ class ShardProcesses(Processes):
 
     def refusable(self, p: Process) -> list[Wanted]:
         """What it may refuse: an epoch begins with that, and the end of the run has no more of it."""
-        begun = p.held is not None and p.held.value.epoch == p.known.epoch
-        return [] if begun or p.known.leave else self.fetches(p)
+        if p.orders is None or p.known.leave or (p.held is not None and p.held.value.epoch == p.known.epoch):
+            return []
+        return self.fetches(p)
 
     def refused(self, p: Process, shard: int) -> Process:
         """It cannot keep a shard of which it is a new host."""
@@ -229,7 +230,7 @@ class ShardProcesses(Processes):
 
     def _stands_still(self, p: Process) -> bool:
         """Whether it waits for another epoch, as it has refused a shard in this one."""
-        return self.kept(p).refused[0] == p.known.epoch
+        return p.orders is not None and self.kept(p).refused[0] == p.known.epoch
 
     def ends(self, p: Process) -> Process | None:
         """After the last step: vote on its weights, which it must have gathered."""

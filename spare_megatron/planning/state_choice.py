@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.planning.memory import GIB, Memory
-from spare_megatron.planning.state_copies import copying_s, gathered_bytes, seconds_to_wipe_out
+from spare_megatron.planning.memory import Memory
+from spare_megatron.planning.state_copies import copying_s, seconds_to_wipe_out
 
 LOST_MAX = 1e-4
 """Share of the time."""
@@ -102,8 +102,6 @@ def choose_state_copies(
 def _candidate(copies: int, memory: Memory, rates: StateRates) -> StateCandidate:
     if copies == rates.groups:
         return StateCandidate(copies, memory, 0.0, float("inf"), 0.0)
-    state = memory.parts["optimizer"] * rates.groups / copies
-    sent = gathered_bytes(memory.parts["weights"], state, copies, rates.groups)
-    copying = copying_s(sent * GIB, rates.gather_gib_per_s * GIB)
+    copying = copying_s(memory.parts["weights"], memory.parts["optimizer"], rates.gather_gib_per_s)
     lasts = seconds_to_wipe_out(rates.groups, copies, rates.groups * rates.mtbf_s, copying)
     return StateCandidate(copies, memory, copying, lasts, rates.wipe_out_s / lasts)

@@ -74,23 +74,16 @@ def seconds_to_wipe_out(groups: int, copies: int, mtbf_s: float, copying_s: floa
     return (mtbf_s / groups + lasts_s) / ends if ends else inf
 
 
-def copying_s(gathered_bytes: float, bytes_per_s: float) -> float:
+def copying_s(weights: float, kept: float, bytes_per_s: float) -> float:
     """The time from a loss until all copies are there: it is noticed (at worst when heartbeats stop), and the epoch
-    begins with a gather of so many bytes on each GPU (protocol rule 25)."""
-    return Timeouts.heartbeat_timeout_s + gathered_bytes / bytes_per_s
-
-
-def gathered_bytes(weights: float, optimizer: float, copies: int, groups: int) -> float:
-    """What one GPU receives in the gather that follows a loss: all weights, and the optimizer's state of the shards
-    that the lost group kept, r_s of N on average.
+    begins with a gather (protocol rule 25).
 
     Args:
-        weights: bytes of a GPU's weights.
-        optimizer: bytes of the whole optimizer state of these weights.
-        copies: r_s.
-        groups: N.
+        weights: bytes of a GPU's weights, all of which it receives.
+        kept: bytes of the optimizer's state that it keeps, and on average the lost group kept: as many are received.
+        bytes_per_s: what one GPU takes from others. All three may be in GiB instead.
     """
-    return weights + optimizer * copies / groups
+    return Timeouts.heartbeat_timeout_s + (weights + kept) / bytes_per_s
 
 
 @cache

@@ -18,7 +18,7 @@ from spare_megatron.flags.optimizer_flags import splits
 from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS
 from spare_megatron.planning.memory import MAIN_BYTES, WEIGHT_BYTES, RankParameters
 from spare_megatron.planning.return_memory import return_memory
-from spare_megatron.planning.state_copies import copying_s, gathered_bytes, seconds_to_wipe_out
+from spare_megatron.planning.state_copies import copying_s, seconds_to_wipe_out
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
 
 GATHER_BYTES_PER_S = float(2**30)
@@ -121,7 +121,7 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
         weights = (WEIGHT_BYTES if half else MAIN_BYTES) * sum(part.parameters for part in parts)
         values = optimizer_values(ns, shape.tensor) + (1 if half else 0)
         optimizer = MAIN_BYTES * values * sum(part.parameters / part.sharing for part in parts)
-        again_s = copying_s(gathered_bytes(weights, optimizer, copies, groups), GATHER_BYTES_PER_S)
+        again_s = copying_s(weights, optimizer * copies / groups, GATHER_BYTES_PER_S)
         lasts = [
             f"{number} copies: {seconds_to_wipe_out(groups, number, mtbf_s, again_s) / 86400:.3g} days"
             for number in range(copies, min(copies + 2, groups))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.flags import flag_name
 
 
 class Main(Protocol):
@@ -44,6 +45,15 @@ def given(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:
     """The fields of dataclass ``cls`` whose flags, of the same names, were given or have a default."""
     values = {field.name: getattr(args, field.name, None) for field in fields(cls)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def refuse_without(args: argparse.Namespace, needed: str, *names: str) -> None:
+    """Raise ConfigError for the first flag of ``names`` that was given: it has no effect without ``needed``."""
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            text = "" if value is True else f" {value:g}" if isinstance(value, float) else f" {value}"
+            raise ConfigError(f"{flag_name(name)}{text} has no effect without {needed}; give both")
 
 
 def lines_of(path: Path, flag: str) -> list[str]:

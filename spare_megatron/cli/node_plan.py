@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
+from spare_megatron.cli.commands import refuse_without
 from spare_megatron.cli.shape_flags import add_shape_flags, shapes_given
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
 from spare_megatron.planning.cluster_figures import ClusterFigures
 from spare_megatron.simulator.node_losses import (
@@ -57,10 +57,8 @@ def add_node_flags(made: argparse.ArgumentParser) -> None:
 
 def node_figures(args: argparse.Namespace, cluster: ClusterFigures) -> NodeFigures | None:
     """The nodes that the flags describe; None without them. Raises ConfigError."""
-    for name in ("node_repair_h", "node_share", "group_restart_s"):
-        if getattr(args, name) is not None and args.gpus_per_node is None:
-            value = f"{flag_name(name)} {getattr(args, name):g}"
-            raise ConfigError(f"{value} has no effect without {FLAG} G; give both")
+    if args.gpus_per_node is None:
+        refuse_without(args, f"{FLAG} G", "node_repair_h", "node_share", "group_restart_s")
     shapes = shapes_given(args, FLAG, args.gpus_per_node)
     if args.gpus_per_node is None:
         return None

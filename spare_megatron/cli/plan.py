@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.commands import command, given, lines_of
+from spare_megatron.cli.commands import command, given, lines_of, refuse_without
 from spare_megatron.cli.node_plan import add_node_flags, draw_nodes, node_figures, node_lines, node_plan
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
@@ -320,10 +320,7 @@ def _memory(args: argparse.Namespace, cluster: ClusterFigures, piece_microbatche
     shape = Shape(args.gpus, args.gpus_per_group, args.inner_data_parallel, args.context_parallel_size)
     shape.check()
     if args.params is None:
-        for name in ("state_redundancy", "gather_gib_per_s"):
-            if getattr(args, name) is not None:
-                value = f"{flag_name(name)} {getattr(args, name):g}"
-                raise ConfigError(f"{value} has no effect without --params P; give both")
+        refuse_without(args, "--params P", "state_redundancy", "gather_gib_per_s")
         return None
     speed = 1.0 if args.gather_gib_per_s is None else args.gather_gib_per_s
     if not 0 < speed < float("inf"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from spare_megatron.cli.commands import refuse_without
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.rows import shapes_of
 
@@ -34,13 +35,10 @@ def shapes_given(args: argparse.Namespace, nodes_flag: str, nodes: int | None) -
     ``nodes`` is the value of ``nodes_flag``, without which they have no effect."""
     stages, text = args.pipeline_model_parallel_size, args.spare_shapes
     if stages is None:
-        if text is not None:
-            raise ConfigError(
-                f"--spare-shapes {text} has no effect without --pipeline-model-parallel-size PP; give both"
-            )
+        refuse_without(args, "--pipeline-model-parallel-size PP", "spare_shapes")
         return {}
     if nodes is None:
-        raise ConfigError(f"--pipeline-model-parallel-size {stages} has no effect without {nodes_flag} G; give both")
+        refuse_without(args, f"{nodes_flag} G", "pipeline_model_parallel_size")
     if stages < 1:
         raise ConfigError(f"--pipeline-model-parallel-size is {stages}, but must be at least 1")
     return {"stages": stages, "shapes": shapes_of(text or "auto", stages)}

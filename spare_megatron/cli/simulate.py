@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from spare_megatron.cli.commands import command, given, lines_of
+from spare_megatron.cli.commands import command, given, lines_of, refuse_without
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.shape_flags import add_shape_flags, shapes_given
@@ -257,8 +257,8 @@ def case_of(args: argparse.Namespace) -> Case:
     groups, trace = args.num_groups, _trace(args.trace, args.num_groups)
     pieces, share = _pieces(args)
     transfer_s, result_s = transfer_of(args, args.rejoin_s)
-    if args.donor_share is not None and transfer_s == 0:
-        raise ConfigError(f"--donor-share {args.donor_share:g} has no effect without --state-gib G; give both")
+    if transfer_s == 0:
+        refuse_without(args, "--state-gib G", "donor_share")
     of_trace = {} if trace is None else {"mtbf_s": _mtbf_s(trace)}
     figures = {"reduce_s": groups / 100, **of_trace, **given(args, Cluster)}
     figures |= shapes_given(args, "--nodes-per-group", args.nodes_per_group)
@@ -304,27 +304,20 @@ def _refuse_without_effect(args: argparse.Namespace) -> None:
                 f"--trace {args.trace} has all failures, so {flag_name(name)} {getattr(args, name)} has no "
                 "effect; leave one of them out"
             )
-    if not args.stragglers and args.straggler_slowdown is not None:
-        raise ConfigError(
-            f"--straggler-slowdown {args.straggler_slowdown:g} has no effect without --stragglers K; give both"
-        )
+    if not args.stragglers:
+        refuse_without(args, "--stragglers K", "straggler_slowdown")
     if args.nodes_per_group is None:
-        for name in ("spare_nodes", "node_repair_h", "node_share"):
-            if getattr(args, name) is not None:
-                value = f"{flag_name(name)} {getattr(args, name):g}"
-                raise ConfigError(f"{value} has no effect without --nodes-per-group G; give both")
-        if args.no_salvage:
-            raise ConfigError("--no-salvage has no effect without --nodes-per-group G; give both")
+        refuse_without(args, "--nodes-per-group G", "spare_nodes", "node_repair_h", "node_share", "no_salvage")
     elif args.nodes_per_group < 1:
         raise ConfigError(f"--nodes-per-group is {args.nodes_per_group}, but must be at least 1")
-    if args.state_redundancy is None and args.rehost_s is not None:
-        raise ConfigError(f"--rehost-s {args.rehost_s:g} has no effect without --state-redundancy R; give both")
+    if args.state_redundancy is None:
+        refuse_without(args, "--state-redundancy R", "rehost_s")
     if args.topology is None and args.domain_mtbf_s:
         raise ConfigError(f"--domain-mtbf-s {args.domain_mtbf_s:g} has no effect without --topology FILE; give both")
-    if args.topology is not None and not args.domain_mtbf_s:
-        raise ConfigError(f"--topology {args.topology} has no effect without --domain-mtbf-s above 0; give both")
-    if args.topology is None and args.topology_as_listed:
-        raise ConfigError("--topology-as-listed has no effect without --topology FILE; give both")
+    if not args.domain_mtbf_s:
+        refuse_without(args, "--domain-mtbf-s above 0", "topology")
+    if args.topology is None:
+        refuse_without(args, "--topology FILE", "topology_as_listed")
     if args.policy == "checkpoint" and args.rebuild_s is not None:
         raise ConfigError(
             f"--rebuild-s {args.rebuild_s:g} has no effect with --policy checkpoint, where any death restarts the job; "

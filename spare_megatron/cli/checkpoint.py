@@ -1,4 +1,5 @@
-"""spare-checkpoint prints the digest of a checkpoint's weights, verifies its files, or lists its contents."""
+"""spare-checkpoint prints the digest of a checkpoint's weights, verifies its files, or lists its
+contents."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 PROGRAM = "spare-convert"
 EXAMPLE = """examples:
   spare-convert --model-type GPT --loader hf --saver core \\
-    --load-dir Llama-3.2-1B --save-dir llama --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
+    --load-dir Llama-3.2-1B --save-dir llama \\
+    --target-tensor-parallel-size 2 --target-pipeline-parallel-size 2
   spare-convert --model-type GPT --loader core --saver hf --load-dir checkpoints --save-dir out
 Then train with pretrain_gpt.py --load llama --finetune --use-checkpoint-args, or with the flags in
-llama/model_flags.txt. Weights are converted, optimizer state is not. A checkpoint of this framework loads under any
-layout without a conversion."""
+llama/model_flags.txt. Weights are converted, optimizer state is not. A checkpoint of this framework
+loads under any layout without a conversion."""
 LOADERS = {
     **dict.fromkeys(("hf", "llama_mistral", "mixtral_hf"), "hf"),
     **dict.fromkeys(("core", "mcore", "torch_dist", "legacy", "megatron", "mp_rank"), "megatron"),
@@ -36,6 +37,10 @@ SAVERS = {
     **dict.fromkeys(("legacy", "megatron", "mp_rank"), "mp_rank"),
     "hf": "hf",
 }
+
+
+def _listed(kinds: Iterable[str]) -> str:
+    return ", ".join(sorted(kinds))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,8 +60,9 @@ def parser() -> argparse.ArgumentParser:
     add_version(made)
     add = made.add_argument
     add("--model-type", required=True, choices=("GPT", "BERT"), help="GPT stands for every decoder")
-    add("--loader", default="megatron", choices=sorted(LOADERS), help="hf (or llama_mistral, mixtral_hf) reads a "
-        "Hugging Face model; all others read a Megatron checkpoint, torch_dist or mp_rank_XX")  # fmt: skip
+    add("--loader", default="megatron", choices=sorted(LOADERS), metavar="KIND", help=f"{_listed(LOADERS)}: hf, "
+        "llama_mistral and mixtral_hf read a Hugging Face model; all others read a Megatron checkpoint, torch_dist or "
+        "mp_rank_XX")  # fmt: skip
     add("--saver", default="megatron", choices=sorted(SAVERS), help="core writes torch_dist, which this framework "
         "loads; legacy writes mp_rank_XX directories; hf writes safetensors")  # fmt: skip
     add("--load-dir", required=True, type=Path, help="directory to read")
@@ -72,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add("--tokenizer-model", type=Path, help="tokenizer to name in the args of the written checkpoint")
     add("--bf16", action="store_true", help="convert the weights to bfloat16")
     add("--fp16", action="store_true", help="convert the weights to float16")
-    add("--hf-model", choices=tuple(DEFAULTS), help="kind of model that "
+    add("--hf-model", choices=tuple(DEFAULTS), metavar="KIND", help=f"{_listed(DEFAULTS)}: kind of model that "
         "saver hf writes, where the weights fit several kinds")  # fmt: skip
     add("--checkpoint-type", choices=("hf", "meta"), help="a flag of Megatron's llama_mistral loader; only hf works")
     same = "accepted because scripts give it; the value is found in the checkpoint"

@@ -1,8 +1,9 @@
-"""spare-drain RUN_DIR lets groups leave a job that trains, for maintenance or because their machine shows errors.
+"""spare-drain RUN_DIR lets groups leave a job that trains, for maintenance or because their machine
+shows errors.
 
-A group finishes the step in flight, leaves with its commit, and costs the others nothing but its share of later steps;
-nobody computes a piece twice. Its place stays free, or a standby takes it, until --undo. The last live host of a shard
-cannot leave.
+A group finishes the step in flight, leaves with its commit, and costs the others nothing but its
+share of later steps; nobody computes a piece twice. Its place stays free, or a standby takes it,
+until --undo. The last live host of a shard cannot leave.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""spare-gpu-check runs a table of checks on this machine, from driver and kernels to communicators and jobs with kills,
-and writes a report and a JSON file that can be sent. A check that cannot run here is skipped, with the reason.
+"""spare-gpu-check runs a table of checks on this machine, from driver and kernels to communicators
+and jobs with kills, and writes a report and a JSON file that can be sent. A check that cannot run
+here is skipped, with the reason.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""spare-launch starts a job's coordinator and all its ranks on this machine, and starts the job again when needed.
+"""spare-launch starts a job's coordinator and all its ranks on this machine, and starts the job
+again when needed.
 
-It shows the coordinator's lines (Megatron's iteration line, what was lost and masked) and, on a terminal, a progress
-line below them. Each rank's own output is in RUN_DIR/logs/group-G/rank-M.log, and in rank-M.incarnation-K.log where its
-group was started again while the others trained.
+It shows the coordinator's lines (Megatron's iteration line, what was lost and masked) and, on a
+terminal, a progress line below them. Each rank's own output is in
+RUN_DIR/logs/group-G/rank-M.log, and in rank-M.incarnation-K.log where its group was started again
+while the others trained.
 """
 
 from __future__ import annotations
@@ -74,8 +76,8 @@ EXAMPLE = """example:
   spare-launch --num-groups 4 --run-dir runs/first --inject sigkill:group=2,step=20,at=reduce \\
     pretrain_gpt.py --pipeline-model-parallel-size 2 --num-layers 8 ...
 
-exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
-left on SIGTERM, SIGUSR1, SIGINT or SIGHUP; 1 anything else"""
+exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start
+again from; 4 saved and left on SIGTERM, SIGUSR1, SIGINT or SIGHUP; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:

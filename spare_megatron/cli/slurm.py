@@ -1,7 +1,9 @@
-"""spare-slurm, the one command of a Slurm batch script, starts a job's coordinators and ranks as steps.
+"""spare-slurm, the one command of a Slurm batch script, starts a job's coordinators and ranks as
+steps.
 
-It shows the coordinator's lines (Megatron's iteration line, what was lost and masked). Each rank's own output is in
-RUN_DIR/logs/group-G/rank-M.log. On SIGTERM or SIGUSR1 the job saves, leaves and is queued again.
+It shows the coordinator's lines (Megatron's iteration line, what was lost and masked). Each
+rank's own output is in RUN_DIR/logs/group-G/rank-M.log. On SIGTERM or SIGUSR1 the job saves,
+leaves and is queued again.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ CANDIDATES = 3
 EXAMPLE = """example, in a batch script:
   exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
 
-exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start again from; 4 saved and
-left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another allocation: queued again; 1 anything else"""
+exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start
+again from; 4 saved and left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another
+allocation: queued again; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -104,6 +104,10 @@ TYPES: dict[str, Callable[[str], Any]] = {
 METAVARS = {"int": "N", "float": "X", "int-or-auto": "auto|N", "steps-or-auto": "auto|N"}
 
 
+CHOICES_MAX = 60
+"""Characters; more choices stand in the text of a flag, which is wrapped, not beside its name."""
+
+
 def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
     """Add one flag to an argument group, with ``text`` as its help."""
     help_text = text.replace("%", "%%")
@@ -115,6 +119,9 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
         help_text += " (default: auto)"
     elif spec.default is not None:
         help_text += f" (default: {spec.default})"
+    in_text = len(",".join(map(str, spec.choices or ()))) > CHOICES_MAX
+    if in_text:
+        help_text += f"; one of {', '.join(map(str, spec.choices))}"
     group.add_argument(
         *spec.names,
         dest=spec.dest,
@@ -122,7 +129,7 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
         default=spec.default,
         choices=spec.choices or None,
         nargs=spec.nargs or None,
-        metavar=None if spec.choices else METAVARS.get(spec.kind, "WORD"),
+        metavar=None if spec.choices and not in_text else METAVARS.get(spec.kind, "WORD"),
         help=help_text,
     )
 

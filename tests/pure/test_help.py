@@ -31,7 +31,7 @@ def test_every_command_of_the_package_is_here() -> None:
 
 @pytest.mark.parametrize("name", MAINS)
 def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for columns in ("40", "120"):
+    for columns in ("40", "100", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         with pytest.raises(SystemExit) as ended:
             MAINS[name](["--help"])
@@ -39,6 +39,7 @@ def test_help_and_version(name: str, capsys: pytest.CaptureFixture[str], monkeyp
         reported = capsys.readouterr().out
         assert reported.startswith("usage: ")
         assert "--version" in reported
+        assert columns == "40" or max(map(len, reported.splitlines())) <= int(columns)
     with pytest.raises(SystemExit) as ended:
         MAINS[name](["--version"])
     assert ended.value.code == 0

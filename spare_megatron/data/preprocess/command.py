@@ -35,16 +35,20 @@ PROGRAM = "spare-preprocess"
 EXAMPLE = """examples:
   spare-preprocess --input corpus.jsonl --output-prefix corpus --append-eod --workers 4 \\
     --tokenizer-type SentencePieceTokenizer --tokenizer-model tokenizer.model
-writes corpus_text_document.bin and corpus_text_document.idx; train with --data-path corpus_text_document
+writes corpus_text_document.bin and corpus_text_document.idx; train with
+--data-path corpus_text_document
 
   spare-preprocess --input 'shards/*.jsonl.zst' more.parquet --output-prefix corpus --append-eod \\
-    --workers 16 --tokenizer-type HuggingFaceTokenizer --tokenizer-model DIRECTORY_WITH_tokenizer.json
+    --workers 16 --tokenizer-type HuggingFaceTokenizer \\
+    --tokenizer-model DIRECTORY_WITH_tokenizer.json
 reads several files of several kinds, one after the other
 
   ... --tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
-  ... --tokenizer-type TikTokenizer --tokenizer-model vocab.json --vocab-size 131072 --tiktoken-pattern v2
+  ... --tokenizer-type TikTokenizer --tokenizer-model vocab.json --vocab-size 131072 \\
+    --tiktoken-pattern v2
 
-An interrupted run leaves PREFIX.progress and goes on from there when the same command is given again."""
+An interrupted run leaves PREFIX.progress and goes on from there when the same command is given
+again."""
 
 REFUSED = {
     "--split-sentences": ("sentences are for BERT, and only decoder-only models are trained here", "leave it out"),

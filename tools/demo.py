@@ -1,11 +1,11 @@
-"""Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction, which comes back while
-the others train, and compares the result with a run without the kill.
+"""Runs the demo: trains on real text with real processes, SIGKILLs a group during the reduction,
+which comes back while the others train, and compares the result with a run without the kill.
 
     python tools/demo.py [--steps 40] [--kill-step 10] [--output runs/demo] [--json FILE]
 
-The text is the machine's own Python standard library, on which a tokenizer is trained. The data are kept, so that the
-second start is quick; the two runs are made anew each time. README's table of the demo is
-benchmarks/results/demo.json.
+The text is the machine's own Python standard library, on which a tokenizer is trained. The data
+are kept, so that the second start is quick; the two runs are made anew each time. README's table
+of the demo is benchmarks/results/demo.json.
 """
 
 from __future__ import annotations

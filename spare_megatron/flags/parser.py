@@ -25,17 +25,19 @@ PROGRAM = "pretrain_gpt.py"
 USAGE = "python pretrain_gpt.py FLAGS...    (one rank; spare-launch starts a whole job on one machine)"
 EXAMPLE = """examples:
   two groups of one rank on made-up data, on this machine:
-  spare-launch --num-groups 2 pretrain_gpt.py --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 \\
-    --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 \\
-    --micro-batch-size 1 --global-batch-size 8 --train-iters 20 --lr 1e-3
+  spare-launch --num-groups 2 pretrain_gpt.py --mock-data --tokenizer-type NullTokenizer \\
+    --vocab-size 1000 --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 \\
+    --max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 8 --train-iters 20 \\
+    --lr 1e-3
 
   four groups of two pipeline stages, Llama style, one of them killed while gradients are summed:
   spare-launch --num-groups 4 --inject sigkill:group=1,step=5,at=reduce pretrain_gpt.py \\
-    --pipeline-model-parallel-size 2 --data-path my_text_document --split 98,1,1 --tokenizer-type \\
-    HuggingFaceTokenizer --tokenizer-model my_tokenizer --num-layers 8 --hidden-size 512 --num-attention-heads 8 \\
-    --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear \\
-    --untie-embeddings-and-output-weights --seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 \\
-    --global-batch-size 64 --train-iters 1000 --lr 3e-4 --save checkpoints --load checkpoints --save-interval 100
+    --pipeline-model-parallel-size 2 --data-path my_text_document --split 98,1,1 \\
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model my_tokenizer --num-layers 8 \\
+    --hidden-size 512 --num-attention-heads 8 --swiglu --normalization RMSNorm \\
+    --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights \\
+    --seq-length 512 --max-position-embeddings 512 --micro-batch-size 2 --global-batch-size 64 \\
+    --train-iters 1000 --lr 3e-4 --save checkpoints --load checkpoints --save-interval 100
 
   experts spread over two ranks of each group, and its optimizer state divided between them:
   ... --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 2 --use-distributed-optimizer

@@ -4,6 +4,7 @@ a bare % in one is found by nothing else."""
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -53,9 +54,11 @@ def test_the_version_has_one_place_and_is_in_the_changelog() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help_of_a_script(script: str) -> None:
-    done = subprocess.run([sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command, environ = [sys.executable, script, "--help"], {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("usage: ")
+    assert max(map(len, done.stdout.splitlines())) <= 100
 
 
 def test_the_default_of_plan_is_written_with_its_sign(capsys: pytest.CaptureFixture[str]) -> None:

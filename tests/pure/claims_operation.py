@@ -173,6 +173,7 @@ def returns() -> Iterator[Claim]:
             *(transfer(key, **donors) for key in ("fetch_s", "gb_s", "donors_cpu_s_per_gb") for donors in (one, two)),
         ),
     )
+    yield from _smaller_shapes(page)
     cost = Results("return_cost.json")
     alone, starts, learns = (
         {"steps": f"of 3 groups, {words}"}
@@ -193,4 +194,25 @@ def returns() -> Iterator[Claim]:
     beyond = max(cost.content["config"]["steps_from_the_transfers_end_to_own_pieces"])
     yield Claim(
         page, "first pieces came {} steps after", (cost.of(beyond, "the largest number of steps to own pieces"),)
+    )
+
+
+def _smaller_shapes(page: str) -> Iterator[Claim]:
+    shapes, copies = Results("smaller_shape.json"), Results("step_state_copies.json")
+    own, smaller = ({"part": "first_own_s", "change": change} for change in ("home", "smaller"))
+    formed = [
+        shapes("median", part="rebuild_s", change=change).times(1000)
+        for change in ("smaller", "home", "home beside a smaller one")
+    ]
+    yield Claim(page, "pieces again after {} s in its home shape", (shapes("median", **own),))
+    yield Claim(page, "after {} s with one stage", (shapes("median", **smaller),))
+    away = shapes("median", part="away_s", change="way home")
+    yield Claim(page, "When it goes home it is away for {} s.", (away,))
+    yield Claim(page, "to form them: {} ms instead of {} ms, and {} ms when", tuple(formed))
+    two = {"reduce": "exact", "state": "2 copies"}
+    yield Claim(
+        page,
+        "{} times the CPU time of one with whole states in each group (1 x 4 groups with exact sums, and {} for PP2 x "
+        "3 groups",
+        tuple(copies("cpu_ratio", case=case, **two) for case in ("1 x 4 groups, K=8", "PP2 x 3 groups, K=4")),
     )

@@ -68,13 +68,13 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
         (ns.optimizer != "adam", f"only that of Adam can be cut anywhere; --optimizer is {ns.optimizer}"),
         (splits(ns, shape), "--use-distributed-optimizer divides it over the inner ranks of each group instead"),
         (ns.fp16, "the loss scale of --fp16 needs all gradients of all groups; use --bf16"),
-        (ns.num_experts, "that of experts has optimizers of its own; leave --num-experts out"),
-        (ns.overlap_grad_reduce, "gathers have their turn between reductions; leave --overlap-grad-reduce out"),
-        (ns.log_num_zeros_in_grad, "none of them counts the zeros of all; leave --log-num-zeros-in-grad out"),
-        (ns.log_params_norm, "none of them has all master weights; leave --log-params-norm out"),
     ):
         if refused:
             raise ConfigError(f"{divides} {why}; or leave --spare-state-redundancy out")
+    if ns.log_params_norm and ns.bf16:
+        ns.spare_notes += (
+            f"--log-params-norm: with {flag} of the weights in bf16, because no group has all of the fp32 ones",
+        )
 
 
 def check_optimizer(ns: Namespace, shape: JobShape) -> None:

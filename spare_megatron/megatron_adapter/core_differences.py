@@ -310,10 +310,10 @@ def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
     return part.get_main_grads_for_grad_norm()  # type: ignore[no-any-return]
 
 
-def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: int) -> None:
+def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: int) -> list[Any]:
     """Have the norm of one of a chained optimizer's parts be that of ``gradient(main)`` of all that it updates now,
-    whatever it will update later. Since 0.19 the layers that predict ``tokens_ahead`` further tokens have a norm of
-    their own (:func:`norm_gradients`)."""
+    whatever it will update later; returns these gradients. Since 0.19 the layers that predict ``tokens_ahead`` further
+    tokens have a norm of their own (:func:`norm_gradients`)."""
     from megatron.core import tensor_parallel
     from megatron.core.transformer.module import param_is_not_shared
 
@@ -328,6 +328,7 @@ def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: 
         part.has_grad_norm_group = lambda separate: tokens_ahead > 0
     else:
         part.get_main_grads_for_grad_norm = lambda: [one for group in counted.values() for one in group]
+    return [one for group in counted.values() for one in group]
 
 
 def copy_norm_group(parameter: Any, part: Any) -> None:

@@ -39,6 +39,7 @@ import torch
 
 from spare_megatron.collectives.gathering import Gathering
 from spare_megatron.collectives.reduction import ReduceOutcome, Reduction
+from spare_megatron.collectives.reduction_attempt import OpenReduction
 from spare_megatron.collectives.ring import Shares
 from spare_megatron.control_plane.session import Session
 from spare_megatron.protocol.member import Orders
@@ -101,6 +102,9 @@ class Sums(Protocol):
 
     def reduce(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> ReduceOutcome:
         """Sum over the groups of ``epoch``."""
+
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction:
+        """Begin to sum over the groups of ``epoch`` what is not final yet. Never waits."""
 
 
 class ShardGather:
@@ -255,10 +259,23 @@ class ShardGather:
         if failed is not None:
             return failed
         with self._changed:
-            if self._view is not None and self._view.epoch == epoch:
-                self._saver = min(self._view.live_groups)
+            self._note_saver(epoch)
         with self._turn:
             return self._sums.reduce(epoch, request, stale)
+
+    def begin(self, epoch: int, request: Reduction, stale: Callable[[], bool]) -> OpenReduction | None:
+        """Begin to reduce in ``epoch`` what is not final yet; None where the gather with which that begins is not
+        complete. Never waits. The next gather in ``epoch`` follows the commit of what is reduced; that of a newer one
+        has other connections."""
+        with self._changed:
+            if self._done[0] != epoch:
+                return None
+            self._note_saver(epoch)
+        return self._sums.begin(epoch, request, stale)
+
+    def _note_saver(self, epoch: int) -> None:
+        if self._view is not None and self._view.epoch == epoch:
+            self._saver = min(self._view.live_groups)
 
     def digests(self, epoch: int, stale: Callable[[], bool]) -> tuple[tuple[int, int], ...]:
         """(shard, digest) of each shard that the group keeps in ``epoch``, signed, for its vote."""

@@ -316,8 +316,10 @@ class StepRunner:
         if tensors is None:
             return
         request = self._request(tensors, {}, self._rows[0])
-        self._opened = self.replicas.begin(view.epoch, request, self._stale(view))
-        self.engine.watch(self._opened)
+        sums = self.replicas if self.shards is None else self.shards
+        self._opened = sums.begin(view.epoch, request, self._stale(view))
+        if self._opened is not None:
+            self.engine.watch(self._opened)
 
     def _attempt(self, view: View, share: _Share, attempt: _Attempt, times: StepTimes) -> None:
         """Reduce in the newest epoch and report the outcome to the leader, unless the epoch has ended meanwhile."""

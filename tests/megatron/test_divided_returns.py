@@ -13,7 +13,7 @@ from spare_megatron.cli import drain as drain_command
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.monitor.waiting_counts import waiting_counts
 from spare_megatron.runtime.run_directory import RunDirectory, read_json
-from tests.megatron.test_state_redundancy import DIVIDED, check_bits, start, weights, without_failures
+from tests.megatron.test_state_redundancy import DIVIDED, EXPERTS, check_bits, start, weights, without_failures
 from tests.process.harness import Job
 
 pytestmark = pytest.mark.timeout(400)
@@ -86,6 +86,25 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
     check_bits(job, some)
+
+
+def test_experts_come_back_and_are_saved(tmp_path: Path) -> None:
+    """They have gradient buffers and optimizers of their own, and each of two ranks has other ones. Sums are made while
+    gradients are still computed."""
+    ranks = ("--expert-model-parallel-size", "2", "--spare-inner-data-parallel", "2", "--global-batch-size", "12")
+    flags = (*EXPERTS, *ranks, "--overlap-grad-reduce", "--save-interval", "4")
+    kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
+    waits = (BACK, BACK.replace("step=4", "step=7"))
+    whole = start(tmp_path / "whole", *flags, "--save", str(tmp_path / "of-whole"))
+    whole.finish(timeout_s=200)
+    saves = ("--save", str(tmp_path / "save"))
+    job = start(tmp_path / "run", *flags, *saves, *DIVIDED, *RETURNS, inject=(*kills, *waits))
+    job.finish(timeout_s=250)
+    assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
+    assert weights(job) == weights(whole)
+    for step in (4, 8):
+        one, other = (digest(tmp_path / where / f"iter_{step:07d}", optimizer=True) for where in ("save", "of-whole"))
+        assert one == other, f"the checkpoint of step {step}"
 
 
 def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Job) -> None:

@@ -112,6 +112,12 @@ def test_two_copies_of_each_shard_give_the_bits_of_three(
     check_bits(job, undisturbed)
 
 
+EXPERTS = (
+    *("--num-experts", "4", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid"),
+    *("--moe-router-enable-expert-bias", "--moe-router-load-balancing-type", "aux_loss"),
+    *("--moe-aux-loss-coeff", "1e-2"),
+)
+OVERLAP = ("--overlap-grad-reduce", "--num-layers", "4", "--log-num-zeros-in-grad", "--log-params-norm")
 STAGES = ("--pipeline-model-parallel-size", "2", "--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1")
 LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward")
 
@@ -128,6 +134,17 @@ LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"
         ),
         pytest.param(("--tensor-model-parallel-size", "2"), 2, LAST, marks=pytest.mark.full),
         (("--spare-reduce", "exact32"), 1, LAST),
+        (EXPERTS, 1, LAST),
+        (OVERLAP, 1, ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=reduce,n=0")),
+        pytest.param(
+            (
+                *EXPERTS,
+                *("--expert-model-parallel-size", "2", "--spare-inner-data-parallel", "2", "--global-batch-size", "12"),
+            ),
+            2,
+            LAST,
+            marks=pytest.mark.full,
+        ),
         pytest.param(("--mtp-num-layers", "1", "--position-embedding-type", "rope"), 1, LAST, marks=pytest.mark.full),
         (("--split", "90,10,0", "--eval-interval", "3", "--eval-iters", "2"), 1, ("sigkill:group=1,step=9,at=vote",)),
     ],
@@ -136,6 +153,9 @@ LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"
         "two inner replicas",
         "two tensor ranks",
         "exact32",
+        "experts",
+        "overlap",
+        "experts over two ranks",
         "more tokens",
         "evaluation, the last round",
     ],
@@ -145,7 +165,7 @@ def test_other_jobs_have_the_same_bits_too(
 ) -> None:
     """Groups of several ranks add up digests of state in another way where they keep all: of these, weights are
     compared with such a job, and state with a job that divides it and has no failures."""
-    jobs = []
+    jobs, zeros, norms = [], [], []
     for name, more, faults in (("whole", (), ()), ("undisturbed", DIVIDED, ()), ("struck", DIVIDED, kills)):
         job = launch(
             tmp_path / name,
@@ -155,10 +175,19 @@ def test_other_jobs_have_the_same_bits_too(
             script="pretrain_gpt.py",
             inject=faults,
         )
-        job.finish(timeout_s=200)
+        lines = job.finish(timeout_s=200)
+        early = sum(line["buckets_early"] for line in lines)
+        assert bool(early) == (flags == OVERLAP), f"{early} buckets were sent before everything was computed"
+        zeros.append([line.get("num_zeros") for line in lines])
+        norms.append([line.get("params_norm") for line in lines])
         jobs.append(job)
     whole, undisturbed, struck = jobs
     assert weights(whole) == weights(undisturbed) == weights(struck)
+    assert zeros[0] == zeros[1] == zeros[2]
+    assert norms[1] == norms[2]
+    if flags == OVERLAP:
+        assert all(zeros[0])
+        assert norms[1] == pytest.approx(norms[0], rel=2**-8)
     expected, found = states(undisturbed), states(struck)
     assert {step for step, _ in found} >= set(range(1, STEPS))
     assert expected.items() >= {at: value for at, value in found.items() if at[0]}.items()

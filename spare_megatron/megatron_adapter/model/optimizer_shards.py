@@ -5,8 +5,7 @@ Of the buffers, the one of a tied output layer's use (:mod:`.tied_head`) has no 
 A group may keep some of the shards only (:meth:`OptimizerShards.keep`). Then the optimizers update slices of
 parameters: for each of them there are a slice of the fp32 copy and of the moments, and nothing for the rest. What an
 update needs of all elements, the norm of the gradients, is still that of all. The parameters of other shards come from
-groups that keep these, as integers: the bits of a shard, in a fixed order, which the sums over groups carry unchanged,
-because all groups but one put in zeros.
+groups that keep these, in gathers of the bits of a shard in a fixed order.
 
 May assume: the replica's parameters and optimizers stay the same objects. Promises: the layout
 (:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an
@@ -19,6 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
@@ -35,6 +35,7 @@ from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buff
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order
+from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement.shard_borders import BufferBorders, UnitRun
 
 
@@ -247,10 +248,16 @@ class OptimizerShards:
         return next(self._replica.chunks[0].parameters()).device
 
     def _cut(self) -> None:
-        """Have the norm be that of all gradients once the optimizers have slices only."""
+        """Have the norm and the number of zeros be those of all gradients once the optimizers have slices only."""
         updated = {id(span.updated.main): span.updated.parameter for spans in self._spans for span in spans}
-        for part in self._replica.optimizer.chained_optimizers:
-            set_norm_gradients(part, lambda main: updated[id(main)].main_grad, self._replica.config.mtp_num_layers or 0)
+        chained, ahead = self._replica.optimizer, self._replica.config.mtp_num_layers or 0
+        _count_zeros_of(
+            chained,
+            [
+                set_norm_gradients(part, lambda main: updated[id(main)].main_grad, ahead)
+                for part in chained.chained_optimizers
+            ],
+        )
 
     def _filled(self, shard: int, received: torch.Tensor) -> list[_Held]:
         """A shard of the state that a group gave as :meth:`state`."""
@@ -290,6 +297,21 @@ class OptimizerShards:
         for one in self.tensors(range(self.number)):
             found.setdefault(f"{one.kind} of state shard {one.shard}", []).append(one.tensor)
         return found
+
+
+def _count_zeros_of(chained: Any, of_parts: Sequence[Sequence[torch.Tensor]]) -> None:
+    """Have a chained optimizer count the zeros of these gradients of each of its parts. Collective in the group."""
+
+    def count_zeros() -> int:
+        total = 0
+        for part, gradients in zip(chained.chained_optimizers, of_parts, strict=True):
+            zeros = [one.numel() - one.count_nonzero() for one in gradients]
+            of_ranks = sum(zeros, torch.zeros((), dtype=torch.int64, device=compute_device()))
+            dist.all_reduce(of_ranks, group=part.get_grad_stats_parallel_group())
+            total += int(of_ranks)
+        return total
+
+    chained.count_zeros = count_zeros
 
 
 def _in_model(span: _Span) -> torch.Tensor:

@@ -262,3 +262,33 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path, optimizer: str) -
     saved = {name.split(".")[2] for name in model_tensors(one, optimizer=True) if name.startswith("optimizer.state.")}
     assert saved - {"param", "fp32_param"} == JOBS[optimizer][1]
     assert job.metrics[-1]["loss"] < job.metrics[0]["loss"]
+
+
+DIVIDED = {
+    "ademamix": (("--optimizer", "ademamix", "--bf16", *WARMED), ()),
+    "sgd": ((*PP2, "--optimizer", "sgd", "--lr", "1e-2"), pytest.mark.full),
+    "muon": (JOBS["muon"][0], needs_emerging),
+    "dist_muon, bf16": (JOBS["dist_muon, bf16"][0], needs_emerging),
+    "lion": (JOBS["lion"][0], (needs_emerging, pytest.mark.full)),
+}
+"""Name -> (flags, marks)."""
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("optimizer", [pytest.param(name, marks=marks) for name, (_, marks) in DIVIDED.items()])
+def test_groups_may_keep_a_part_of_the_state(tmp_path: Path, optimizer: str) -> None:
+    """State shards are cut at whole matrices where an update needs these."""
+
+    def start(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
+        copies = ("--spare-state-redundancy", "2") if groups == 3 else ()
+        words = (*FLAGS, *DIVIDED[optimizer][0], *flags, *copies, "--save", str(run_dir / "save"))
+        return launch(
+            run_dir,
+            *(*words, "--save-interval", "1000"),
+            groups=groups,
+            group_size=None,
+            script="pretrain_gpt.py",
+            inject=inject,
+        )
+
+    killed_and_failure_free(tmp_path, start)

@@ -64,6 +64,16 @@ def moments(part: Any) -> tuple[str, ...]:
     return AdEMAMix.MOMENTS if isinstance(part.optimizer, AdEMAMix) else ("exp_avg", "exp_avg_sq")
 
 
+def kinds(part: Any) -> tuple[str, ...]:
+    """The names of the tensors that an optimizer other than SOAP keeps for each parameter, of its shape, beside a step
+    counter."""
+    if isinstance(part.optimizer, torch.optim.SGD):
+        return ("momentum_buffer",) if any(group["momentum"] for group in part.param_groups) else ()
+    if is_emerging(part):
+        return ("exp_avg",) if type(part.optimizer).__name__ == "Lion" else ("momentum_buffer",)
+    return moments(part)
+
+
 def give_first_state(replica: Replica) -> None:
     """Give each optimizer that was never updated the state with which it would begin: zeros, step 0. An update has the
     same result with it and without."""
@@ -75,15 +85,14 @@ def give_first_state(replica: Replica) -> None:
                     order_bases(part.optimizer)
                 continue
             for parameter in group["params"]:
-                state = part.optimizer.state.get(parameter) or _first_state(part, group, parameter.data)
+                state = part.optimizer.state.get(parameter) or first_state(part, parameter.data)
                 if state:
                     part.optimizer.state[parameter] = state
 
 
-def _first_state(part: Any, group: dict[str, Any], values: torch.Tensor) -> dict[str, torch.Tensor]:
-    if isinstance(part.optimizer, torch.optim.SGD):
-        return {"momentum_buffer": torch.zeros_like(values)} if group["momentum"] else {}
-    zeros = {name: torch.zeros_like(values) for name in moments(part)}
+def first_state(part: Any, values: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What an optimizer other than SOAP has for a parameter with these ``values`` that was never updated."""
+    zeros = {name: torch.zeros_like(values) for name in kinds(part)}
     return {"step": torch.tensor(0.0), **zeros} if counts_steps(part) else zeros
 
 

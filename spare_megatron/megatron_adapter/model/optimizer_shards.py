@@ -24,10 +24,11 @@ from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
     copy_options,
     counts_steps,
+    first_state,
     give_first_state,
     is_emerging,
+    kinds,
     main_copies,
-    moments,
     plain,
 )
 from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients
@@ -84,15 +85,16 @@ class _Held(NamedTuple):
 
     span: _Span
     model: torch.Tensor
-    """The elements of the parameter, flat, in the model's memory; with the attribute ``main_grad``."""
+    """The elements of the parameter in the model's memory, with the attribute ``main_grad``: flat or, where an update
+    needs all elements, the parameter itself."""
     main: torch.Tensor
     state: dict[str, torch.Tensor]
 
     @property
     def carried(self) -> list[torch.Tensor]:
-        """What a group must get to keep this too, all fp32."""
-        main = [] if self.main is self.model else [self.main]
-        return [*main, *(one.view(-1) for _, one in sorted(self.state.items()))]
+        """What a group must get to keep this too, all fp32 and flat."""
+        main = [] if self.main is self.model else [_flat(self.main)]
+        return [*main, *(_flat(one) for _, one in sorted(self.state.items()))]
 
 
 class OptimizerShards:
@@ -139,10 +141,10 @@ class OptimizerShards:
             for held in self._held.get(shard, ()):
                 one = held.span.updated
                 if held.main is not held.model:
-                    yield ShardTensor(shard, one.place, "main", held.main)
+                    yield ShardTensor(shard, one.place, "main", _flat(held.main))
                 for kind, values in sorted(held.state.items()):
                     if kind != "step":
-                        yield ShardTensor(shard, one.place, kind, values)
+                        yield ShardTensor(shard, one.place, kind, _flat(values))
             for one, start, stop in self._spans[shard] if self.kept is None else ():
                 if not one.in_model:
                     yield ShardTensor(shard, one.place, "main", _flat(one.main)[start:stop])
@@ -164,7 +166,7 @@ class OptimizerShards:
         for one in self.tensors(shards):
             found[one.shard].append(one.tensor)
         for shard, tensors in found.items():
-            tensors += [held.model for held in self._held.get(shard, ())]
+            tensors += [_flat(held.model) for held in self._held.get(shard, ())]
         return [kernels.digest(found[shard]) for shard in shards]
 
     def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
@@ -186,7 +188,7 @@ class OptimizerShards:
 
     def weight_sizes(self) -> list[int]:
         """Of each shard how many int32 have the bits of its parameters."""
-        return [-(-sum(_in_model(span).nbytes for span in spans) // 4) for spans in self._spans]
+        return [-(-sum(map(_weight_bytes, spans)) // 4) for spans in self._spans]
 
     def weights(self, order: Sequence[int], mine: Collection[int]) -> torch.Tensor:
         """The bits of the parameters of all shards, in this ``order``, as int32; what is in it for others than ``mine``
@@ -264,8 +266,8 @@ class OptimizerShards:
         found, values, at = [], received.view(torch.float32), 0
         for span in self._spans[shard]:
             part, model = span.updated.part, _in_model(span)
-            main = model if span.updated.in_model else torch.empty(model.numel(), device=model.device)
-            held = _Held(span, model, main, _first_state(part, model))
+            main = model if span.updated.in_model else _like(span, torch.empty_like(model, dtype=torch.float32))
+            held = _Held(span, model, main, first_state(part, main.detach()))
             for one in held.carried:
                 one.copy_(values[at : at + one.numel()])
                 at += one.numel()
@@ -315,38 +317,52 @@ def _count_zeros_of(chained: Any, of_parts: Sequence[Sequence[torch.Tensor]]) ->
 
 
 def _in_model(span: _Span) -> torch.Tensor:
-    """The elements of a span in the model's memory, with their gradients as ``main_grad``."""
+    """:attr:`_Held.model` of a span."""
     parameter = span.updated.parameter
+    if not span.updated.cuts:
+        return parameter
     model = _flat(parameter)[span.start : span.stop]
-    model.main_grad = _flat(parameter.main_grad)[span.start : span.stop]
+    model.main_grad = _flat(parameter.main_grad)[span.start : span.stop]  # type: ignore[attr-defined]
     return model
+
+
+def _like(span: _Span, main: torch.Tensor) -> torch.Tensor:
+    """A copy for an optimizer with the attributes of what it updated before, as that of a matrix of queries, keys and
+    values."""
+    if not span.updated.cuts:
+        vars(main).update(vars(span.updated.main))
+    return main
 
 
 def _in_bytes(spans: Iterable[_Span], part: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The elements of each span in the model's memory, and their place in ``part``, both as bytes."""
     data, at = part.view(torch.uint8), 0
     for span in spans:
-        values = _in_model(span).view(torch.uint8)
+        values = _flat(span.updated.parameter)[span.start : span.stop].view(torch.uint8)
         yield values, data[at : at + values.numel()]
         at += values.numel()
+
+
+def _weight_bytes(span: _Span) -> int:
+    return (span.stop - span.start) * span.updated.parameter.element_size()
 
 
 def _cut_out(span: _Span) -> _Held:
     """The elements of a span of optimizers that have all, in memory of their own. What was never updated has no state
     yet, and gets that of its elements alone."""
     one, model = span.updated, _in_model(span)
-    main = model if one.in_model else _flat(one.main)[span.start : span.stop].clone()
+    main = model if one.in_model else _like(span, _cut_of(span, one.main))
     state = {
-        kind: values.clone() if kind == "step" else _flat(values)[span.start : span.stop].clone()
+        kind: values.clone() if kind == "step" else _cut_of(span, values)
         for kind, values in one.part.optimizer.state.get(one.main, {}).items()
     }
-    return _Held(span, model, main, state or _first_state(one.part, model))
+    return _Held(span, model, main, state or first_state(one.part, main.detach()))
 
 
-def _first_state(part: Any, model: torch.Tensor) -> dict[str, torch.Tensor]:
-    """That of elements which were never updated."""
-    state = {kind: torch.zeros(model.numel(), device=model.device) for kind in moments(part)}
-    return {**state, "step": torch.tensor(0.0)} if counts_steps(part) else state
+def _cut_of(span: _Span, values: torch.Tensor) -> torch.Tensor:
+    """A copy of a span's elements of a tensor that belongs to what an optimizer updates."""
+    values = values.detach()
+    return (_flat(values)[span.start : span.stop] if span.updated.cuts else values).clone()
 
 
 def _emptied(span: _Span) -> _Span:
@@ -354,13 +370,13 @@ def _emptied(span: _Span) -> _Span:
     one = span.updated
     if hasattr(one.parameter, "main_param"):
         del one.parameter.main_param
-    return span._replace(updated=one._replace(main=torch.empty(0)))
+    return span._replace(updated=one._replace(main=_like(span, torch.empty(0))))
 
 
 def _carried_numel(span: _Span) -> int:
     """Elements of :attr:`_Held.carried`."""
     part, size = span.updated.part, span.stop - span.start
-    return size * (len(moments(part)) + (not span.updated.in_model)) + counts_steps(part)
+    return size * (len(kinds(part)) + (not span.updated.in_model)) + counts_steps(part)
 
 
 def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:

@@ -6,15 +6,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol import state_shards
 from spare_megatron.protocol.assign_types import USUAL
 from spare_megatron.protocol.audits import padded
-from spare_megatron.protocol.standing import follows_slowness
+from spare_megatron.protocol.standing import follows_slowness, leaving
 from spare_megatron.protocol.state import State
-from spare_megatron.protocol.view import Offer
+from spare_megatron.protocol.view import UNABLE, MemberId, Offer
 
 
 class InvariantError(AssertionError):
@@ -160,6 +161,9 @@ def _state_hosts(before: State, after: State) -> None:
         known = old.get((shard, member))
         if known is None or not (known.counts or commits or shard not in still):
             raise InvariantError(f"group {member[0]} counts for state shard {shard} without a comparison")
+    out = leaving(after, after.live)
+    if new := [host for host in after.state_hosts if host.group in out and (host.shard, host.member) not in old]:
+        raise InvariantError(f"{new} are to leave, and have just been named")
     able = after.live.keys() - after.drained
     unable = state_shards.unable_groups(after)
     for shard in shards:
@@ -173,6 +177,24 @@ def _state_hosts(before: State, after: State) -> None:
         copies = sum(at == host.shard for at, _ in counting)
         if host.counts and host.member not in members and copies < enough:
             raise InvariantError(f"group {host.group} leaves, and state shard {host.shard} has {copies} copies")
+    _struck_off(before, after, counting, commits=commits)
+
+
+def _struck_off(before: State, after: State, counting: set[tuple[int, MemberId]], *, commits: bool) -> None:
+    """A member is struck off as a host by a commit only, which leaves the shard with all its copies and the member with
+    no fewer shards than any of those that keep it, and while nothing else is due."""
+    kept = Counter(host.group for host in after.state_hosts if host.standing != UNABLE)
+    there = {(host.shard, host.member) for host in after.state_hosts}
+    for host in before.state_hosts:
+        if (host.shard, host.member) in there or not after.is_member(host.member):
+            continue
+        copies = [group for shard, (group, _) in counting if shard == host.shard]
+        if not commits or len(copies) < after.job.state_copies:
+            raise InvariantError(f"group {host.group} is struck off, and state shard {host.shard} has hosts {copies}")
+        if after.learners or after.save or sum(one.is_new for one in after.state_hosts) > 1:
+            raise InvariantError(f"group {host.group} is struck off while something is due")
+        if max(kept[group] for group in copies) > kept[host.group] + 1:
+            raise InvariantError(f"group {host.group} is struck off and keeps fewer than another host: {dict(kept)}")
 
 
 def _stack(state: State, group: int) -> set[int]:

@@ -345,13 +345,11 @@ def waited_for(state: State) -> list[int]:
     return sorted(group for group in state.joiners if not any(state.segments_of(group)))
 
 
-def change_members(
-    state: State, joining: Sequence[int], left: Sequence[int], why: str, rehosts: bool = False
-) -> Transition:
+def change_members(state: State, joining: Sequence[int], left: Sequence[int], why: str, moves: str = "") -> Transition:
     """The epoch that a commit's own record makes. Learners that are ``joining`` become members, without a piece in the
     step in flight and with a share of later steps (rule 13); those that have ``left`` are none any more (rule 22). With
     neither, the steady-state assignment alone changes, because groups are slow for long (rule 24), or hosts of state
-    shards do."""
+    shards do: ``moves`` says how."""
     live = {**state.live, **{group: state.learners[group].incarnation for group in joining}}
     members = tuple(sorted(live))
     if joining:  # in order, so that sorting them again and again costs little
@@ -363,7 +361,7 @@ def change_members(
     if left:
         words.append(f"{audits.name_groups(left)} {'has' if len(left) == 1 else 'have'} left")
     if not words:
-        words.append("hosts of state shards change" if rehosts else "later steps are shared out by speed")
+        words.append(moves or "later steps are shared out by speed")
     plan = state.plan.grown(members, {})
     grown = replace(state, epoch=state.epoch + 1, votes={}, live=live, plan=plan, retries=Retries(), standing=drawn)
     grown = state_shards.renewed(state_shards.remaining(grown))

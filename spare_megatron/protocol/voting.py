@@ -18,6 +18,7 @@ from spare_megatron.protocol.divergence import check_weights, diverged
 from spare_megatron.protocol.membership import lose, retry
 from spare_megatron.protocol.standing import follows_slowness
 from spare_megatron.protocol.state import NO_PLAN, Relief, Retries, Standing, State
+from spare_megatron.protocol.state_levelling import levelled
 from spare_megatron.protocol.transition import Transition, decide, ignore, minority, proved, stop, with_checkpoint
 from spare_megatron.protocol.view import MemberId
 
@@ -254,12 +255,16 @@ def _commit(state: State, digest: str) -> Transition:
     if unlike:
         who = audits.name_groups(sorted(unlike))
         reason += f"; the weights that {who} computed after step {step - 1} are others: its offer has ended"
-    rehosts = not ends and state_shards.renewed(after).state_hosts != hosts
-    if not (joining or leaves or by_speed or rehosts):
+    moves = ""
+    if not (ends or save or leaves):
+        after, moves = levelled(after)
+    if not ends and not moves and state_shards.renewed(after).state_hosts != hosts:
+        moves = "hosts of state shards change"
+    if not (joining or leaves or by_speed or moves):
         learners = [m.SendView(after.view_of(group)) for group in sorted(after.learners)]
         return decide(after, [*actions, *learners], reason)
     left = [fence.group for fence in leaves]
-    changed, decision = membership.change_members(after, joining, left, reason, rehosts)
+    changed, decision = membership.change_members(after, joining, left, reason, moves)
     return decide(changed, m.Deferred(lambda: (*actions, *decision.actions)), decision.reason)
 
 

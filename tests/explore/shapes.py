@@ -268,6 +268,21 @@ FULL = {
         state_copies=2,
         formed=True,
     ),
+    "two groups, two state shards once, one is drained and back, and a shard moves to it": Shape(
+        steps=5,
+        faults=2,
+        kinds=frozenset({"drain", "return"}),
+        each=(("drain", 1), ("return", 1)),
+        state_shards=2,
+        state_copies=1,
+        formed=True,
+    ),
+    **{
+        f"four groups, two state shards twice, of which one moves, and {kind}": Shape(
+            4, 4, steps=3, faults=1, kinds=frozenset({kind}), state_shards=2, state_copies=2, formed=True
+        )
+        for kind in ("kill", "takeover", "unable")
+    },
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(
         3, 3, faults=3, kinds=frozenset({"kill", "return"}), save_every=1

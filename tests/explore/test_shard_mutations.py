@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from spare_megatron.protocol import invariants, learning, state_shards
+from spare_megatron.protocol import invariants, learning, state_levelling, state_shards, voting
 from spare_megatron.protocol.messages import Have
 from spare_megatron.protocol.state import State
 from spare_megatron.protocol.transition import ignore
@@ -114,6 +114,67 @@ def test_what_cannot_be_kept_is_hoped_for(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(state_shards, "lost", lost)
     finds(replace(REFUSED, faults=3), "does not end from here|no copy is left")
+
+
+def struck_off_early(patch: Patch) -> None:
+    """The fullest host is struck off when another is named, before that one counts."""
+
+    def levelled(state: State) -> tuple[State, str]:
+        after, what = real(state)
+        if not any(host.is_new for host in after.state_hosts):
+            return after, what
+        counting = tuple(replace(h, standing=COUNTS) if h.is_new else h for h in after.state_hosts)
+        struck, _ = real(replace(after, state_hosts=counting))
+        left = {(host.shard, host.group) for host in struck.state_hosts}
+        return replace(after, state_hosts=tuple(h for h in after.state_hosts if (h.shard, h.group) in left)), what
+
+    real = state_levelling.levelled
+    patch.setattr(voting, "levelled", levelled)
+
+
+def struck_off_by_number(patch: Patch) -> None:
+    """Not the fullest host is struck off, but the first one: a copy may be taken from who has just got it."""
+
+    def levelled(state: State) -> tuple[State, str]:
+        after, what = real(state)
+        if len(after.state_hosts) >= len(state.state_hosts):
+            return after, what
+        shard = (set(state.state_hosts) - set(after.state_hosts)).pop().shard
+        first = next(host for host in reversed(state.state_hosts) if host.shard == shard)
+        return replace(state, state_hosts=tuple(host for host in state.state_hosts if host is not first)), what
+
+    real = state_levelling.levelled
+    patch.setattr(voting, "levelled", levelled)
+
+
+def moved_while_a_group_learns(patch: Patch) -> None:
+    real = state_levelling.levelled
+    patch.setattr(voting, "levelled", lambda state: _with_learners(real(replace(state, learners={})), state))
+
+
+def _with_learners(found: tuple[State, str], before: State) -> tuple[State, str]:
+    return replace(found[0], learners=before.learners), found[1]
+
+
+def moved_to_who_has_no_room(patch: Patch) -> None:
+    patch.setattr(state_levelling, "unable_groups", lambda state: defaultdict(set))
+
+
+@pytest.mark.parametrize(
+    ("mutant", "what"),
+    [
+        (struck_off_early, "is struck off, and state shard"),
+        (struck_off_by_number, "keeps fewer than another host"),
+        (moved_while_a_group_learns, "other decisions"),
+        (moved_to_who_has_no_room, "without a comparison|one by one|other decisions"),
+    ],
+)
+def test_a_shard_that_is_moved_wrongly(monkeypatch: Patch, mutant: Callable[[Patch], None], what: str) -> None:
+    """It takes four groups: the golden scenario finds each."""
+    mutant(monkeypatch)
+    text = (FOLDER / "state_shards_that_move.txt").read_text()
+    with pytest.raises(AssertionError, match=what):
+        assert run(text) == text, "other decisions"
 
 
 # ------------------------------------------------------------------------------------------------------- processes

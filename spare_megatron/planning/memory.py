@@ -101,7 +101,7 @@ def rank_bytes(
         weight: bytes of a weight.
         optimizer: bytes of the whole optimizer state of a parameter.
         state_copies: r_s, so many of the ``groups`` keep each state shard. Where it is not all of them weights are
-            gathered, and a group that takes a copy over from a lost one keeps a shard more.
+            gathered, and a group that has taken a copy over keeps a shard more while the lost one is missing.
     """
     widths = GRADIENT_BYTES[mode]
     names = ("weights", "accumulator", "group_sum", "reduced_result", "optimizer")

@@ -12,9 +12,9 @@ consist of the next group to be lost and r - 1 that are lost. It takes the last 
 
     q(k) = 1 - product over i < D of (1 - m / (C(N, r) - C(k, r) - i)).
 
-D is the mean number of different sets in a job of many losses: some shards have the same hosts, since a group that is
-back has no shard at first and gets one with each loss. It is found by playing losses with the rules that name new hosts
-(``protocol.state_shards``); in jobs of more than ``PLAYED_MAX`` groups it is S within 2 %.
+D is the mean number of different sets in a job of many losses: some shards have the same hosts, as the rules that name
+new hosts and move shards (``protocol.state_shards``, ``protocol.state_levelling``) look only at how many a group has.
+It is found by playing losses with these rules; in jobs of more than ``PLAYED_MAX`` groups it is S within 2 %.
 
 The job ends in a chain in which k groups are lost with probability f(k) = a(k) (q(k) + (1 - q(k)) f(k + 1)), and the
 chain goes on for d(k) = a(k) / ((N - k) x) + a(k) (1 - q(k)) d(k + 1). A chain begins 1 / (N x) after the last one, so
@@ -38,7 +38,7 @@ import numpy as np
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.timeouts import Timeouts
-from spare_megatron.protocol import state_shards
+from spare_megatron.protocol import state_levelling, state_shards
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.messages import JobSpec
 from spare_megatron.protocol.state import State
@@ -96,7 +96,7 @@ def host_sets(groups: int, copies: int) -> float:
     for incarnation in range(1, PLAYED // groups + 1):
         group = int(rng.integers(groups))
         state = copied(without(state, group))
-        state = replace(state, live={**state.live, group: incarnation})
+        state = moved(replace(state, live={**state.live, group: incarnation}))
         of_shards: dict[int, set[int]] = {}
         for host in state.state_hosts:
             of_shards.setdefault(host.shard, set()).add(host.group)
@@ -131,6 +131,15 @@ def copied(state: State) -> State:
     """The hosts when new ones have their copies."""
     hosts = tuple(replace(host, standing=COUNTS, donor=None, step=-1) for host in state.state_hosts)
     return replace(state, state_hosts=hosts)
+
+
+def moved(state: State) -> State:
+    """The hosts when shards have moved until groups keep as many as each other."""
+    while True:
+        after, moves = state_levelling.levelled(state)
+        if not moves:
+            return state
+        state = copied(after)
 
 
 def _takes_last(groups: int, copies: int, lost: int, sets: float) -> float:

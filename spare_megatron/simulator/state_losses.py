@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from spare_megatron.planning.state_copies import copied, kept_by_all, without
+from spare_megatron.planning.state_copies import copied, kept_by_all, moved, without
 from spare_megatron.protocol import state_shards
 from spare_megatron.protocol.changed_copy import replace
 from spare_megatron.protocol.state import State
@@ -31,9 +31,9 @@ def simulated_wipe_out_s(groups: int, copies: int, mtbf_s: float, copying_s: flo
     """The mean time between two losses of the last copy of a shard, over so many chains of losses of groups.
 
     A group is lost once in ``mtbf_s``. A loss ends the copying of earlier ones, which begins anew; lost groups are back
-    when it ends. Wipe-outs are rare, so each chain is played twice: as it comes, for the hosts of the next chain, and
-    once more for the chance of a wipe-out, in which a further loss always comes in time, is weighted with the chance
-    that it does, and hits a group that is not the only host of a shard."""
+    when it ends, and shards move to them. Wipe-outs are rare, so each chain is played twice: as it comes, for the hosts
+    of the next chain, and once more for the chance of a wipe-out, in which a further loss always comes in time, is
+    weighted with the chance that it does, and hits a group that is not the only host of a shard."""
     rng = np.random.default_rng(seed)
     now_s, ends = 0.0, 0.0
     whole = kept_by_all(groups, copies)
@@ -63,5 +63,5 @@ def simulated_wipe_out_s(groups: int, copies: int, mtbf_s: float, copying_s: flo
             state = after
         now_s += copying_s
         back = {group: number for group in range(groups) if group not in state.live}
-        whole = replace(copied(state), live={**state.live, **back})
+        whole = moved(replace(copied(state), live={**state.live, **back}))
     return now_s / ends

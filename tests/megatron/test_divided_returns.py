@@ -3,23 +3,37 @@ and each copy of a state shard, are those of the job without failures, bit for b
 
 from __future__ import annotations
 
+import json
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks._measured_pretrain import LINES
 from spare_megatron.cli import drain as drain_command
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.monitor.waiting_counts import waiting_counts
 from spare_megatron.runtime.run_directory import RunDirectory, read_json
-from tests.megatron.test_state_redundancy import DIVIDED, EXPERTS, check_bits, start, weights, without_failures
-from tests.process.harness import Job
+from tests.megatron.test_state_redundancy import (
+    DIVIDED,
+    EXPERTS,
+    FLAGS,
+    check_bits,
+    start,
+    states,
+    weights,
+    without_failures,
+)
+from tests.process.harness import Job, launch
 
 pytestmark = pytest.mark.timeout(400)
 
 PP2 = ("--pipeline-model-parallel-size", "2")
 RETURNS = ("--spare-max-group-restarts", "3")
+MEASURED = "benchmarks/_measured_pretrain.py"
 BACK = "slow=12:group=0,position=0,step=4,at=forward,n=0"
 """The time in which a group that was killed before starts again at least."""
 
@@ -51,6 +65,56 @@ def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job
     for step in (4, 8):
         one, other = (digest(tmp_path / where / f"iter_{step:07d}", optimizer=True) for where in ("save", "of-whole"))
         assert one == other, f"the checkpoint of step {step}"
+
+
+def check_levels(job: Job) -> None:
+    """Each group keeps two of the three shards again, nothing is being copied, and its optimizers have the memory of
+    just that."""
+    known, spread = copies(job), Counter[int]()
+    for groups in known["hosts"].values():
+        spread.update(groups)
+    assert spread == {0: 2, 1: 2, 2: 2}, f"not level: {known}"
+    assert known["copying"] == known["unable"] == {}
+    for group in range(3):
+        found = json.loads((job.run_dir / f"{group}.json").read_text())
+        assert found["optimizer_bytes"] == pytest.approx(12 * found["elements"] * 2 / 3, rel=0.03)
+
+
+def start_measured(run_dir: Path, *flags: str, inject: Sequence[str]) -> Job:
+    """A job whose ranks write what memory their optimizers have at the end."""
+    words = (*FLAGS, *DIVIDED, *RETURNS, *flags)
+    environ = {LINES: str(run_dir)}
+    return launch(run_dir, *words, groups=3, group_size=None, script=MEASURED, inject=inject, environ=environ)
+
+
+def test_shards_move_to_a_group_that_is_back(tmp_path: Path, undisturbed: Job) -> None:
+    """While it is gone the others keep three shards each."""
+    job = start_measured(tmp_path / "run", inject=("sigkill:group=1,step=2,at=reduce", BACK))
+    job.finish(timeout_s=250)
+    assert members(job) == [3, 2, 2, 2, 3, 3, 3, 3], "the group was back too late, or never gone"
+    check_bits(job, undisturbed)
+    check_levels(job)
+
+
+@pytest.mark.full
+def test_shards_move_again_and_again(tmp_path: Path) -> None:
+    """A second group is killed while shards move to the first one; then a third, when all is level."""
+    steps = ("--train-iters", "16")
+    whole = start(tmp_path / "whole", *DIVIDED, *steps)
+    whole.finish(timeout_s=200)
+    kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,step=7,at=gather", "sigkill:group=0,step=12,at=apply")
+    waits = [
+        f"slow=12:group={group},position=0,step={step},at=forward,n=0" for group, step in ((0, 4), (1, 8), (2, 13))
+    ]
+    job = start_measured(tmp_path / "run", *steps, inject=(*kills, *waits))
+    job.finish(timeout_s=300)
+    assert members(job) == [3, 2, 2, 2, 3, 3, 2, 2, *[3] * 3, 2, 2, *[3] * 3], (
+        "a group was back too late, or never gone"
+    )
+    assert weights(job) == weights(whole)
+    expected = {at: value for at, value in states(whole).items() if at[0]}
+    assert {at: value for at, value in states(job).items() if at[0]} == expected
+    check_levels(job)
 
 
 @pytest.mark.parametrize(

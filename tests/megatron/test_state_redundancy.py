@@ -4,7 +4,8 @@ keep all, bit for bit, also where groups are killed; and a group has no memory f
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,30 +244,33 @@ def test_a_flipped_bit_in_what_was_converted_is_found_and_reduced_again(tmp_path
     check_bits(job, undisturbed)
 
 
-def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int]:
-    """Bytes of optimizer tensors of a group that keeps some of four shards, by what the optimizers hold, and elements
-    of all its parameters."""
+def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int, int]:
+    """Bytes of optimizer tensors of a group that keeps some of four shards, by what the optimizers hold, of what it
+    drops when all but the first of them have moved to others, and elements of all its parameters."""
     from tests.megatron import groups
 
     engine = groups.engine_of(one_group({"bf16": True}, reduce="exact", state_shards=4), rank, store)
+
+    def held() -> Iterator[Any]:
+        for part in engine.replica.optimizer.chained_optimizers:
+            for main, state in part.optimizer.state.items():
+                yield from (main, *(value for name, value in state.items() if name != "step"))
+
     engine.shards.keep(kept, {})
-    held = [
-        tensor
-        for part in engine.replica.optimizer.chained_optimizers
-        for main, state in part.optimizer.state.items()
-        for tensor in (main, *(value for name, value in state.items() if name != "step"))
-    ]
+    sizes = [(weakref.ref(tensor), tensor.untyped_storage().nbytes()) for tensor in held()]
     assert not any(hasattr(one, "main_param") for chunk in engine.replica.chunks for one in chunk.parameters())
-    return (
-        sum(tensor.untyped_storage().nbytes() for tensor in held),
-        sum(one.numel() for chunk in engine.replica.chunks for one in chunk.parameters()),
-    )
+    engine.shards.keep(kept[:1], {})
+    dropped = sum(size for tensor, size in sizes if tensor() is None)
+    assert dropped == sum(size for _, size in sizes) - sum(tensor.untyped_storage().nbytes() for tensor in held())
+    elements = sum(one.numel() for chunk in engine.replica.chunks for one in chunk.parameters())
+    return sum(size for _, size in sizes), dropped, elements
 
 
 def test_a_group_has_memory_for_what_it_keeps() -> None:
     for kept in ([0, 1], [2]):
-        [(size, elements)] = run_ranks("tests.megatron.test_state_redundancy:optimizer_bytes", [kept])
+        [(size, dropped, elements)] = run_ranks("tests.megatron.test_state_redundancy:optimizer_bytes", [kept])
         assert size == pytest.approx(12 * elements * len(kept) / 4, rel=0.03)
+        assert dropped == pytest.approx(12 * elements * (len(kept) - 1) / 4, rel=0.03), "memory that is not given back"
 
 
 @pytest.mark.parametrize(

@@ -152,8 +152,8 @@ def needed(state: State, groups: Iterable[int]) -> frozenset[int]:
     able, unable, short = _able(state), unable_groups(state), set[int]()
     counting = [host for host in state.state_hosts if host.counts]
     for shard in range(state.job.state_shards):
-        enough = min(state.job.state_copies, len(able.difference(unable[shard])))
-        if _number(counting, shard, able) < enough:
+        enough = max(1, min(state.job.state_copies, len(able.difference(unable[shard]))))
+        if _number(counting, shard, able) < enough:  # at least one, where no able group has room for it
             short.add(shard)
     return frozenset(groups) & {host.group for host in counting if host.shard in short}
 

@@ -66,6 +66,9 @@ PLAIN = {
     "three groups, two state shards once, one is drained": Shape(
         3, 3, faults=1, kinds=frozenset({"drain"}), state_shards=2, state_copies=1, formed=True
     ),
+    "two groups, two state shards once, one is drained, and the other cannot keep a shard": Shape(
+        faults=2, kinds=frozenset({"drain", "unable"}), state_shards=2, state_copies=1, formed=True
+    ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
     ),

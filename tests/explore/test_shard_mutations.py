@@ -30,6 +30,7 @@ Patch = pytest.MonkeyPatch
 TWICE = Shape(3, 3, kinds=frozenset({"kill"}), state_shards=2, state_copies=2, formed=True)
 REFUSED = replace(TWICE, kinds=frozenset({"kill", "unable"}))
 DRAINED = replace(TWICE, faults=1, kinds=frozenset({"drain"}))
+ALONE = Shape(faults=2, kinds=frozenset({"drain", "unable"}), state_shards=2, state_copies=1, formed=True)
 
 
 def finds(shape: Shape, what: str) -> None:
@@ -96,6 +97,12 @@ def test_nobody_else_is_asked_where_a_group_cannot_keep_a_shard(monkeypatch: Pat
     """The group waits for another epoch, and all others for the group."""
     monkeypatch.setattr(learning, "take", lambda after, before, taken, why: ignore(after, why))
     finds(REFUSED, "does not end from here")
+
+
+def test_the_last_copy_leaves_where_no_other_group_has_room(monkeypatch: Patch) -> None:
+    """No copy is due where no able group can keep one."""
+    monkeypatch.setattr(state_shards, "max", lambda least, due: due, raising=False)
+    finds(ALONE, "no copy is left")
 
 
 def test_who_cannot_keep_a_shard_counts_as_a_host_of_it(monkeypatch: Patch) -> None:

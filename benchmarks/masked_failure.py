@@ -1,6 +1,6 @@
 """Measures the time from the SIGKILL of a whole group to the commit of the step in which it died, and its parts.
 
-    python benchmarks/masked_failure.py [--kills 10]
+    python benchmarks/masked_failure.py [--kills 10] [--state-copies 4 2]
 
 Real Megatron jobs of 4 groups x PP2, or ``--stages``, with a hidden size of 128, or ``--hidden-sizes`` (the larger, the
 more of a rank's time goes into products, which leave the interpreter to its other threads). Each masks up to three
@@ -8,6 +8,13 @@ kills at random moments of random steps, from outside, by the pids of processes.
 (``rebuild_s``, of the slowest rank) beside the agreement (``agree_s``); ``formed_s`` is how long both took together,
 from the decision on. ``total_s`` is this benchmark's own clock, from the signal to the commit's line in metrics.jsonl;
 the parts are the coordinator's and the ranks' figures in that line.
+
+``--state-copies`` takes several numbers of copies of the optimizer's state (4: every group keeps all). Their jobs run
+in turns, with kills at the same steps, and there are more rows, from the journal. ``whole_s`` is from the signal until
+each state shard has its copies again, as far as there are groups, and ``copied_mb`` what was copied for that by all
+ranks, in 10^6 bytes. ``step_by_before`` is the mean time of the two steps behind the masked one, of which the first
+begins with what copies need, over the median of the three before the kill; fewer groups have more pieces each then,
+whatever they keep.
 """
 
 from __future__ import annotations
@@ -23,7 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +40,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.cli.display import FollowedFile
+from spare_megatron.coordinator import journal
+from spare_megatron.coordinator.journal import Record
+from spare_megatron.protocol.messages import SendCommit, SendView
+from spare_megatron.protocol.view import View
+from spare_megatron.worker.job_arguments import parse_job
+from spare_megatron.worker.memory_forecast import memory_items
+from spare_megatron.worker.piece_choice import likely_vocabulary
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUPS, KILLS_PER_JOB, STEPS_BETWEEN = 4, 3, 6
@@ -59,23 +75,39 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stages", type=int, nargs="+", default=[2], help="pipeline stages of the jobs")
     parser.add_argument("--hidden-sizes", type=int, nargs="+", default=[128])
+    parser.add_argument("--state-copies", type=int, nargs="+", default=[GROUPS], help="copies of each state shard")
+    parser.add_argument("--json", type=Path, help="result file (default: in benchmarks/results)")
     options = parser.parse_args()
     rows = []
     for stages, hidden in itertools.product(options.stages, options.hidden_sizes):
-        draw = random.Random(options.seed)
-        found: list[dict[str, float]] = []
-        while len(found) < options.kills:
-            found += _job(draw, min(KILLS_PER_JOB, options.kills - len(found)), flags(stages, hidden))
-        name = f"PP{stages} x {GROUPS}"
-        rows += [_row(name, hidden, part, found) for part in (*PARTS, "all_but_patch_and_reduce_s", "total_s")]
-    report("masked_failure", {"flags": " ".join(MODEL), "kills": options.kills, "seed": options.seed}, rows)
+        found = _in_turns(options.seed, options.kills, flags(stages, hidden), options.state_copies)
+        for copies, kills in found.items():
+            name = f"PP{stages} x {GROUPS}"
+            known = {"shape": name, "hidden": hidden, "state_copies": copies}
+            parts = (*PARTS, "all_but_patch_and_reduce_s", "total_s")
+            if options.state_copies != [GROUPS]:
+                parts += ("step_by_before", *(("whole_s", "copied_mb") if copies < GROUPS else ()))
+            rows += [{**known, **_row(part, kills)} for part in parts]
+    name = "masked_failure" if options.state_copies == [GROUPS] else "masked_failure_state"
+    report(name, {"flags": " ".join(MODEL), "kills": options.kills, "seed": options.seed}, rows, options.json)
 
 
-def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> dict[str, object]:
+def _in_turns(seed: int, kills: int, words: tuple[str, ...], numbers: list[int]) -> dict[int, list[dict[str, float]]]:
+    """Number of copies -> the figures of so many kills. One job of each in turn, every second time in reverse order."""
+    found: dict[int, list[dict[str, float]]] = {copies: [] for copies in numbers}
+    draws = {copies: random.Random(seed) for copies in numbers}
+    order = list(numbers)
+    while len(found[order[0]]) < kills:
+        for copies in order:
+            left = kills - len(found[copies])
+            found[copies] += _job(draws[copies], min(KILLS_PER_JOB, left), words, copies)
+        order.reverse()
+    return found
+
+
+def _row(part: str, found: list[dict[str, float]]) -> dict[str, object]:
     values = [one[part] for one in found]
     return {
-        "shape": shape,
-        "hidden": hidden,
         "part": part,
         "median_s": round(statistics.median(values), 4),
         "min_s": round(min(values), 4),
@@ -83,10 +115,14 @@ def _row(shape: str, hidden: int, part: str, found: list[dict[str, float]]) -> d
     }
 
 
-def _job(draw: random.Random, kills: int, words: tuple[str, ...] = FLAGS) -> list[dict[str, float]]:
+def _job(
+    draw: random.Random, kills: int, words: tuple[str, ...] = FLAGS, copies: int = GROUPS
+) -> list[dict[str, float]]:
     with tempfile.TemporaryDirectory() as scratch:
         run_dir = Path(scratch)
         steps = STEPS_BETWEEN * (kills + 1)
+        if copies < GROUPS:
+            words = (*words, "--spare-state-redundancy", f"{copies}")
         command = [sys.executable, "-m", "spare_megatron.cli.launch", "--num-groups", str(GROUPS), "--run-dir", scratch]
         command += ["pretrain_gpt.py", *words]
         command += ["--train-iters", f"{steps}", "--spare-max-group-restarts", "0"]
@@ -98,9 +134,38 @@ def _job(draw: random.Random, kills: int, words: tuple[str, ...] = FLAGS) -> lis
             found = [_kill(run_dir, group, STEPS_BETWEEN * (n + 1), draw, lines) for n, group in enumerate(victims)]
             if process.wait() != 0:
                 raise SystemExit(f"spare-launch ended with exit code {process.returncode}")
+            records = list(journal.read(run_dir / "journal.jsonl"))
         finally:
             process.kill()
-    return found
+    return [{**one, **_recorded(records, one["killed_unix_s"], words, copies)} for one in found]
+
+
+def _recorded(records: list[Record], killed_s: float, words: tuple[str, ...], copies: int) -> dict[str, float]:
+    """What the journal says of one kill: how long steps took, and when copies of state were made again."""
+    commits = [one.time_unix_s for one in records if any(isinstance(action, SendCommit) for action in one.actions)]
+    masked = next(n for n, time_s in enumerate(commits) if time_s > killed_s)
+    before = [late - early for early, late in itertools.pairwise(commits[max(0, masked - 4) : masked])]
+    after_s = (commits[masked + 2] - commits[masked]) / 2
+    views = [(one.time_unix_s, a.view) for one in records for a in one.actions if isinstance(a, SendView)]
+    first = next(n for n, (time_s, _) in enumerate(views) if time_s > killed_s)
+    whole_s = next((time_s for time_s, view in views[first:] if _is_whole(view, copies)), killed_s) - killed_s
+    new = sum(host.is_new for host in views[first][1].state_hosts)
+    copied = new * _shard_bytes(words) if new else 0.0
+    step = after_s / statistics.median(before)
+    return {"step_by_before": step, "whole_s": whole_s, "copied_mb": copied / 1e6}
+
+
+def _is_whole(view: View, copies: int) -> bool:
+    counts = Counter(host.shard for host in view.state_hosts if host.counts)
+    return len(counts) == GROUPS and min(counts.values()) >= min(copies, len(view.live))
+
+
+@cache
+def _shard_bytes(words: tuple[str, ...]) -> float:
+    """The optimizer's state of one shard, of all ranks of a group."""
+    job, namespace = parse_job([*words, "--train-iters", "1"], {"SPARE_NUM_GROUPS": f"{GROUPS}"})
+    rank = memory_items(namespace, job.shape, likely_vocabulary(namespace))["optimizer"]
+    return rank / namespace.spare_state_redundancy * namespace.pipeline_model_parallel_size
 
 
 def _kill(
@@ -117,7 +182,9 @@ def _kill(
     line = next(line for line in lines if group in (line["recovery"] or {}).get("lost_groups", ()))
     recovery = {part: line["recovery"][part] for part in PARTS}
     rest = recovery["detect_s"] + recovery["formed_s"]
-    return {**recovery, "all_but_patch_and_reduce_s": rest, "total_s": time.monotonic() - killed_s}
+    total_s = time.monotonic() - killed_s
+    unix_s = time.time() - total_s
+    return {**recovery, "all_but_patch_and_reduce_s": rest, "total_s": total_s, "killed_unix_s": unix_s}
 
 
 def _lines(metrics: Path, process: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:

@@ -1,16 +1,21 @@
 """Measures what a killed group costs until the job is whole again, and its parts.
 
-    python benchmarks/recovery.py [--kills 10] [--seed 1]
+    python benchmarks/recovery.py [--kills 10] [--seed 1] [--state-copies 4 2]
 
 One Megatron job of 4 groups x PP2 loses a whole group to SIGKILL inside a step, again and again: the loss is masked,
 spare-launch starts the group again, living groups bring it up to date, it joins and computes pieces; then the next one
 is killed. Times are those of the signal, of the processes, of the journal's records, and what the ranks report of their
 start in their logs. The pauses between restarts are 0, as each group is killed several times.
+
+``--state-copies`` takes several numbers of copies of the optimizer's state (4: every group keeps all). Their jobs run
+in turns, five kills each. Where a group keeps only a part it becomes a member first (``offer``) and then gets what it
+lacks (``transfer``); ``level`` is the time from full strength until shards have moved, so that all keep as many.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import re
 import signal
@@ -18,13 +23,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
-from benchmarks._returns import commits, reports, status, until_started, until_whole, views
+from benchmarks._returns import LIMIT_S, commits, reports, status, until_started, until_whole, views
 from benchmarks.masked_failure import FLAGS, GROUPS
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import Record
@@ -33,6 +39,8 @@ from spare_megatron.runtime.steady_clock import process_age_s
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 
+KILLS_PER_JOB = 5
+"""Where jobs take turns."""
 BETWEEN = 5
 """Steps of the whole job between a return and the next kill."""
 PARTS = (
@@ -50,6 +58,7 @@ PARTS = (
     ("first own pieces", "until they are committed: full strength"),
     ("whole again", "from the signal to full strength"),
 )
+LEVEL = ("level", "until state shards have moved to it")
 STARTED = re.compile(r"this rank has started in [\d.]+ s: (.*)")
 
 
@@ -58,13 +67,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--state-copies", type=int, nargs="+", default=[GROUPS], help="copies of each state shard")
+    parser.add_argument("--json", type=Path, help="result file (default: in benchmarks/results)")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        found = _job(Path(scratch), random.Random(options.seed), options.kills)
-    rows = [_row(part, why, [one[part] for one in found]) for part, why in PARTS]
-    steps = [one["steps"] for one in found]
-    config = {"flags": " ".join(FLAGS), "kills": len(found), "seed": options.seed}
-    report("recovery", {**config, "median_steps_until_whole": statistics.median(steps)}, rows)
+    alone, numbers = options.state_copies == [GROUPS], list(options.state_copies)
+    per_job = options.kills if alone else min(KILLS_PER_JOB, options.kills)
+    found: dict[int, list[dict[str, float]]] = {copies: [] for copies in options.state_copies}
+    draws = {copies: random.Random(options.seed) for copies in found}
+    while len(found[numbers[0]]) < options.kills:
+        for copies in numbers:
+            with tempfile.TemporaryDirectory() as scratch:
+                found[copies] += _job(Path(scratch), draws[copies], per_job, copies)
+        numbers.reverse()
+    rows = []
+    for copies, kills in found.items():
+        known = {} if alone else {"state_copies": copies}
+        parts = PARTS if copies == GROUPS else (*PARTS, LEVEL)
+        rows += [{**known, **_row(part, why, [one[part] for one in kills])} for part, why in parts]
+    steps = [one["steps"] for kills in found.values() for one in kills]
+    config = {"flags": " ".join(FLAGS), "kills": len(found[numbers[0]]), "seed": options.seed}
+    config["median_steps_until_whole"] = statistics.median(steps)
+    report("recovery" if alone else "recovery_state", config, rows, options.json)
 
 
 def _row(part: str, why: str, values: list[float]) -> dict[str, object]:
@@ -77,14 +100,15 @@ def _row(part: str, why: str, values: list[float]) -> dict[str, object]:
     }
 
 
-def _job(run_dir: Path, draw: random.Random, kills: int) -> list[dict[str, float]]:
+def _job(run_dir: Path, draw: random.Random, kills: int, copies: int) -> list[dict[str, float]]:
     words = (*FLAGS, "--train-iters", "100000", RESTARTS, "1000", "--spare-group-restart-pause-s", "0")
+    words += ("--spare-state-redundancy", f"{copies}") if copies < GROUPS else ()
     environ = {"TORCHDYNAMO_DISABLE": "1"}
     job = launch(run_dir, *words, groups=GROUPS, group_size=None, script="pretrain_gpt.py", environ=environ)
     found = []
     try:
         for kill in range(kills):
-            found.append(_kill(job, draw.randrange(GROUPS), draw))
+            found.append(_kill(job, draw.randrange(GROUPS), draw, copies))
             print(f"kill {kill + 1} of {kills}: whole again after {found[-1]['whole again']:.1f} s", flush=True)
         job.kill(job.process.pid, number=signal.SIGTERM)
         job.finish(code=ExitCode.REQUEUE)
@@ -93,7 +117,7 @@ def _job(run_dir: Path, draw: random.Random, kills: int) -> list[dict[str, float
     return found
 
 
-def _kill(job: Job, group: int, draw: random.Random) -> dict[str, float]:
+def _kill(job: Job, group: int, draw: random.Random, copies: int) -> dict[str, float]:
     """Kill ``group`` when the job has trained whole for some steps; returns the seconds of each part."""
     until_whole(job, GROUPS, BETWEEN)
     time.sleep(draw.uniform(0, 0.4))
@@ -104,11 +128,29 @@ def _kill(job: Job, group: int, draw: random.Random) -> dict[str, float]:
     until_started(job, member)
     began_s = time.time() - max(map(process_age_s, job.pids(group)))
     until_whole(job, GROUPS, 3, member)
+    if copies < GROUPS:
+        job.wait_for("level copies", lambda: _kept(status(job)["state_copies"]["hosts"].values()) == {copies}, LIMIT_S)
     log = next((job.run_dir / "logs" / f"group-{group}").glob(f"rank-0.incarnation-{member[1]}.log")).read_text()
-    return _parts(records(job)[seen:], member, killed_s, began_s, log)
+    return _parts(records(job)[seen:], member, killed_s, began_s, log, copies)
 
 
-def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: float, log: str) -> dict[str, float]:
+def _kept(hosts: Iterable[Iterable[int]]) -> set[int]:
+    """How many shards groups keep, of the groups that count for each shard."""
+    counts = Counter(itertools.chain.from_iterable(hosts))
+    return {counts[group] for group in range(GROUPS)}
+
+
+def _is_level(view: View, copies: int) -> bool:
+    of_shards: dict[int, list[int]] = {}
+    for host in view.state_hosts:
+        if host.counts:
+            of_shards.setdefault(host.shard, []).append(host.group)
+    return _kept(of_shards.values()) == {copies}
+
+
+def _parts(
+    after: list[Record], me: tuple[int, int], killed_s: float, began_s: float, log: str, copies: int
+) -> dict[str, float]:
     def first(true: Callable[[Record], bool]) -> Record:
         return next(record for record in after if true(record))
 
@@ -122,9 +164,12 @@ def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: f
         return first(lambda r: r.time_unix_s >= at_s and commits(r) and (not own or me[0] in _with_pieces(after, r)))
 
     masked = commit_after(killed_s, own=False)
-    hello, ready, offered = of_me(Hello), of_me(Ready), viewed(lambda view: view.offer is not None)
-    state, joined = of_me(CaughtUp), viewed(lambda view: view.is_member)
-    own = commit_after(joined.time_unix_s, own=True)
+    hello, ready, state, joined = of_me(Hello), of_me(Ready), of_me(CaughtUp), viewed(lambda view: view.is_member)
+    divided = copies < GROUPS
+    offered = joined if divided else viewed(lambda view: view.offer is not None)
+    holds_s = max(joined.time_unix_s, state.time_unix_s)
+    own = commit_after(holds_s, own=True)
+    level = viewed(lambda view: view.is_member and _is_level(view, copies)) if divided else own
     reported = STARTED.search(log)
     assert reported is not None, "the rank has reported how it started"
     start = {part.rpartition(" ")[0]: float(part.rpartition(" ")[2]) for part in reported[1].split(", ")}
@@ -135,9 +180,10 @@ def _parts(after: list[Record], me: tuple[int, int], killed_s: float, began_s: f
         "piece for nothing": ready.time_unix_s - hello.time_unix_s,
         "offer": offered.time_unix_s - ready.time_unix_s,
         "transfer": state.time_unix_s - offered.time_unix_s,
-        "catch-up and proof": joined.time_unix_s - state.time_unix_s,
-        "first own pieces": own.time_unix_s - joined.time_unix_s,
+        "catch-up and proof": holds_s - state.time_unix_s,
+        "first own pieces": own.time_unix_s - holds_s,
         "whole again": own.time_unix_s - killed_s,
+        "level": level.time_unix_s - own.time_unix_s,
         "steps": own.event.result.step - masked.event.result.step,
     }
 

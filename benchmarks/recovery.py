@@ -9,7 +9,8 @@ start in their logs. The pauses between restarts are 0, as each group is killed 
 
 ``--state-copies`` takes several numbers of copies of the optimizer's state (4: every group keeps all). Their jobs run
 in turns, five kills each. Where a group keeps only a part it becomes a member first (``offer``) and then gets what it
-lacks (``transfer``); ``level`` is the time from full strength until shards have moved, so that all keep as many.
+lacks (``transfer``); ``level`` is the time from full strength until shards have moved, so that all keep as many, and
+the config has how long steps take meanwhile, over those before the kill.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -87,6 +88,9 @@ def main() -> None:
     steps = [one["steps"] for kills in found.values() for one in kills]
     config = {"flags": " ".join(FLAGS), "kills": len(found[numbers[0]]), "seed": options.seed}
     config["median_steps_until_whole"] = statistics.median(steps)
+    moving = [one["moving_by_before"] for kills in found.values() for one in kills if "moving_by_before" in one]
+    if moving:
+        config["median_step_while_shards_move_by_before"] = round(statistics.median(moving), 3)
     report("recovery" if alone else "recovery_state", config, rows, options.json)
 
 
@@ -131,7 +135,20 @@ def _kill(job: Job, group: int, draw: random.Random, copies: int) -> dict[str, f
     if copies < GROUPS:
         job.wait_for("level copies", lambda: _kept(status(job)["state_copies"]["hosts"].values()) == {copies}, LIMIT_S)
     log = next((job.run_dir / "logs" / f"group-{group}").glob(f"rank-0.incarnation-{member[1]}.log")).read_text()
-    return _parts(records(job)[seen:], member, killed_s, began_s, log, copies)
+    there = records(job)
+    found = _parts(there[seen:], member, killed_s, began_s, log, copies)
+    if copies < GROUPS:
+        found["moving_by_before"] = _steps_while_moving(there, killed_s, found)
+    return found
+
+
+def _steps_while_moving(there: list[Record], killed_s: float, found: Mapping[str, float]) -> float:
+    """The mean time of a step while shards move to the group that is back, over the median before the kill."""
+    made = [record.time_unix_s for record in there if commits(record)]
+    before = [late - early for early, late in itertools.pairwise([at_s for at_s in made if at_s < killed_s][-BETWEEN:])]
+    began_s = killed_s + found["whole again"]
+    moving = [at_s for at_s in made if began_s <= at_s <= began_s + found["level"]]
+    return (moving[-1] - moving[0]) / (len(moving) - 1) / statistics.median(before)
 
 
 def _kept(hosts: Iterable[Iterable[int]]) -> set[int]:

@@ -10,6 +10,7 @@ ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "s
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
+LATE_GROUP = "two groups, two state shards once, of which one moves to the group that comes late"
 
 PLAIN = {
     "two groups, one step, any two faults": Shape(steps=1, faults=2, kinds=ANY, formed=True),
@@ -68,6 +69,14 @@ PLAIN = {
     ),
     "two groups, two state shards once, one is drained, and the other cannot keep a shard": Shape(
         faults=2, kinds=frozenset({"drain", "unable"}), state_shards=2, state_copies=1, formed=True
+    ),
+    f"{LATE_GROUP}, and a loss or too little memory": Shape(
+        steps=4,
+        faults=2,
+        kinds=frozenset({"hurry", "kill", "unable"}),
+        each=(("hurry", 1),),
+        state_shards=2,
+        state_copies=1,
     ),
     "two groups, one final record said by a coordinator that was replaced": Shape(
         faults=1, kinds=frozenset({"takeover"}), late_finals=True
@@ -281,10 +290,10 @@ FULL = {
         formed=True,
     ),
     **{
-        f"four groups, two state shards twice, of which one moves, and {kind}": Shape(
-            4, 4, steps=3, faults=1, kinds=frozenset({kind}), state_shards=2, state_copies=2, formed=True
+        f"{LATE_GROUP}, and {kind}": Shape(
+            steps=4, faults=2, kinds=frozenset({"hurry", kind}), each=(("hurry", 1),), state_shards=2, state_copies=1
         )
-        for kind in ("kill", "takeover", "unable")
+        for kind in ("cut", "drain", "fail", "restart", "suspect", "takeover")
     },
     "three groups, three failed reductions": Shape(3, 3, steps=1, faults=3, kinds=frozenset({"fail"}), formed=True),
     "three groups, a group lost and back, and another loss": Shape(

@@ -8,7 +8,7 @@ is killed. Times are those of the signal, of the processes, of the journal's rec
 start in their logs. The pauses between restarts are 0, as each group is killed several times.
 
 ``--state-copies`` takes several numbers of copies of the optimizer's state (4: every group keeps all). Their jobs run
-in turns, five kills each. Where a group keeps only a part it becomes a member first (``offer``) and then gets what it
+in turns, two kills each. Where a group keeps only a part it becomes a member first (``offer``) and then gets what it
 lacks (``transfer``); ``level`` is the time from full strength until shards have moved, so that all keep as many, and
 the config has how long steps take meanwhile, over those before the kill.
 """
@@ -40,7 +40,7 @@ from spare_megatron.runtime.steady_clock import process_age_s
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import records
 
-KILLS_PER_JOB = 5
+KILLS_PER_JOB = 2
 """Where jobs take turns."""
 BETWEEN = 5
 """Steps of the whole job between a return and the next kill."""

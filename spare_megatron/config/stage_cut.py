@@ -1,17 +1,19 @@
 """How the layers of a model are divided over the stages of a pipeline, in the home shape of a job and in smaller ones.
 
 A stage has one or several *chunks* (virtual stages). Chunk c of stage s has the layers that follow those of chunk c of
-stage s - 1; chunk c of the first stage follows chunk c - 1 of the last. A smaller shape keeps the chunks: chunk c of a
-stage has what k neighbouring stages of home have in theirs. With a single stage all chunks are one.
+stage s - 1; chunk c of the first stage follows chunk c - 1 of the last. A smaller shape whose number of stages divides
+that of home keeps the chunks: chunk c of a stage has what k neighbouring stages of home have in theirs. With a single
+stage all chunks are one. Any other smaller shape is cut at layers, into stages as equal as possible, the larger ones
+first; home then has one chunk on each stage.
 
-Promises: all that a chunk of home has is in one chunk of every smaller shape, on the rank that has the row of its stage
-(:mod:`spare_megatron.config.rows`).
+Promises: all that a chunk of home has is in one chunk of every smaller shape whose stages divide home's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 
@@ -75,11 +77,23 @@ class StageCut:
             for number in range(size)
         ]
 
+    def whole_stages(self) -> str:
+        """Why no smaller shape can cut these stages; empty where one can."""
+        if self.chunks is not None:
+            return "virtual pipeline stages cannot be cut"
+        if self.layout:
+            return "stages of --pipeline-model-parallel-layout cannot be cut"
+        few = self.layers + self.counts_embedding + self.counts_loss < self.stages
+        return f"{self.layers} layers are too few to cut stages" if few else ""
+
     def with_stages(self, stages: int) -> StageCut:
-        """The division over fewer stages, of each of which as many of these are one."""
+        """The division over fewer stages: equally many of these are one or, where that cannot be, the layers are
+        divided anew, as evenly as possible."""
         each = self.stages // stages
         if stages == self.stages:
             return self
+        if self.stages % stages:
+            return self._cut_anew(stages)
         if stages == 1:
             return StageCut(self.layers, 1)
         implied = stages == 2 and self.first is not None  # megatron-core divides by the number of other stages
@@ -92,6 +106,13 @@ class StageCut:
             last=None if self.last is None or implied else self.last + more,
             layout=tuple(layout),
         )
+
+    def _cut_anew(self, stages: int) -> StageCut:
+        cells = "E" * self.counts_embedding + "t" * self.layers + "L" * self.counts_loss
+        size, more = divmod(len(cells), stages)
+        starts = [stage * size + min(stage, more) for stage in range(stages + 1)]
+        parts = [cells[start:stop].strip("EL") for start, stop in pairwise(starts)]
+        return StageCut(self.layers, stages, layout=("E" + parts[0], *parts[1:-1], parts[-1] + "L"))
 
     def fields(self) -> Mapping[str, Any]:
         """The fields of megatron-core's TransformerConfig that say this."""

@@ -14,6 +14,7 @@ from itertools import groupby
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
+from spare_megatron.config.rows import RowCut, shapes_of
 from spare_megatron.config.stage_cut import StageCut
 
 FLAG = "--pipeline-model-parallel-layout"
@@ -78,6 +79,15 @@ def cut_of(ns: Namespace) -> StageCut:
         counts_loss=ns.account_for_loss_in_pipeline_split,
         layout=() if layout is None else tuple(stages_of(layout)),
     )
+
+
+def row_cut_of(ns: Namespace) -> RowCut:
+    """The division of a model's layers into rows, and the smaller shapes, that resolved flags ask for. Raises
+    ConfigError."""
+    cut = cut_of(ns)
+    whole = "layers of --hybrid-layer-pattern stay together" if ns.hybrid_layer_pattern else cut.whole_stages()
+    overlaps = "sums of several rows do not overlap the backward pass" if ns.overlap_grad_reduce else ""
+    return RowCut(cut, shapes_of(ns.spare_shapes, cut.stages, whole, overlaps))
 
 
 def layout_text(stages: list[str], pipeline: int) -> str:

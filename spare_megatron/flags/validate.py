@@ -12,7 +12,6 @@ from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.flags import flag_name
 from spare_megatron.config.plural import counted
-from spare_megatron.config.rows import shapes_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
@@ -21,6 +20,7 @@ from spare_megatron.flags.hybrid_pattern import check_hybrid
 from spare_megatron.flags.optimizer_flags import check_optimizer, check_state_redundancy, splits
 from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import at_least, counted_layers, nearest_multiple
+from spare_megatron.flags.stage_layout import row_cut_of
 
 
 def refuse(condition: object, sentence: str) -> None:
@@ -411,7 +411,8 @@ def check_operation(ns: Namespace) -> None:
 
 def check_shapes(ns: Namespace, shape: JobShape) -> None:
     """Check what groups need to come back with fewer pipeline stages."""
-    if not shapes_of(ns.spare_shapes, ns.pipeline_model_parallel_size):
+    cut = row_cut_of(ns)
+    if not cut.shapes:
         return
     reasons = {
         f"--spare-reduce {ns.spare_reduce} sums in floating point, whose bits depend on the split": not str(
@@ -438,6 +439,11 @@ def check_shapes(ns: Namespace, shape: JobShape) -> None:
     }
     for reason, holds in reasons.items():
         refuse(holds, f"--spare-shapes {ns.spare_shapes}: {reason}; or leave --spare-shapes out")
+    if ns.overlap_grad_reduce and not cut.is_home:
+        ns.spare_notes += (
+            f"--overlap-grad-reduce has no effect with --spare-shapes {ns.spare_shapes}, which cuts the stages of the "
+            "home shape: ranks with parts of several smaller stages sum them after the backward pass; auto would not",
+        )
 
 
 def check_spare(ns: Namespace, shape: JobShape) -> None:

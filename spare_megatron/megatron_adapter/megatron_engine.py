@@ -30,7 +30,7 @@ from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 from spare_megatron import kernels
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
-from spare_megatron.config.stage_cut import StageCut
+from spare_megatron.config.rows import RowCut
 from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.exact_rows import ExactRows
@@ -182,7 +182,7 @@ class MegatronEngine(RowState):
         first_step: int = 0,
         state_shards: int | None = None,
         rows: Sequence[int] = (),
-        home: StageCut | None = None,
+        cut: RowCut | None = None,
     ) -> None:
         """
         Args:
@@ -200,7 +200,7 @@ class MegatronEngine(RowState):
             batches: the batch size of each step, where it changes; a step with a smaller batch has empty pieces.
             first_step: the replica has the state after this step.
             state_shards: into how many shards the optimizers' state is cut; None: one for each group.
-            rows: the stages of ``home`` that this rank has, where it has several.
+            rows: the rows of ``cut`` that this rank has, where they are no whole stage of home.
         """
         self.replica = replica
         self.world = world
@@ -227,8 +227,8 @@ class MegatronEngine(RowState):
         self.applied = first_step
         flips_now = None if flips is None else lambda point, n: flips(point, self._step, n)
         self._rows: list[MegatronRow] = []
-        if home is not None and len(rows) > 1:
-            parts = rows_of_replica(replica.chunks, replica.config, replica.head, home, rows)
+        if cut is not None and rows:
+            parts = rows_of_replica(replica.chunks, replica.config, replica.head, cut, rows)
             replicas = [dataclasses.replace(replica, row=part) for part in parts]
             exacts = [ExactGradients(one, world, method, flips_now) for one in replicas]
             self.exact = cast(ExactGradients, ExactRows(replicas, exacts))

@@ -78,7 +78,9 @@ class CarryingEngine(PassThrough):
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows, each with the owners' states: a rank has them whole, whatever its shape."""
         inner = rows_of(self.engine)
-        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in inner] if len(inner) > 1 else (self,)
+        if inner[0] is self.engine:
+            return (self,)
+        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in inner]
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the engine's update, then tell the owners; returns the engine's report."""

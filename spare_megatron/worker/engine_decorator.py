@@ -48,7 +48,7 @@ class PassThrough:
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows; a single one is this engine."""
         inner = rows_of(self.engine)
-        return inner if len(inner) > 1 else (self,)
+        return (self,) if inner[0] is self.engine else inner
 
     def begin_step(self, step: int) -> None:
         self.engine.begin_step(step)

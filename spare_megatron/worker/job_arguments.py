@@ -21,17 +21,16 @@ from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import STAGES, Place, number, place_of, world_hint
-from spare_megatron.config.rows import check_stages, rows_of, shape_of
+from spare_megatron.config.rows import RowCut, rows_of, shape_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
-from spare_megatron.config.stage_cut import StageCut
 from spare_megatron.config.timeouts import Timeouts, timeouts_from
 from spare_megatron.config.tuning import Tuning
 from spare_megatron.flags import check, checkpoint_args, data_flags, parser, resolve, supported, validate
 from spare_megatron.flags.batch_flags import batch_plan
 from spare_megatron.flags.optimizer_flags import resolve_optimizer
 from spare_megatron.flags.specs import core_specs, core_table, own_specs
-from spare_megatron.flags.stage_layout import cut_of
+from spare_megatron.flags.stage_layout import row_cut_of
 from spare_megatron.megatron_adapter.model.settings import MegatronSettings, check_settings
 from spare_megatron.worker.piece_choice import likely_vocabulary, with_pieces
 from spare_megatron.worker.saved_choice import redundancy_of
@@ -78,8 +77,8 @@ class JobArguments:
     train_iters: int
     """Steps of the job, also where the flags give samples."""
     batches: BatchPlan
-    cut: StageCut
-    """The division of the layers over the stages of the home shape."""
+    cut: RowCut
+    """The division of the layers over the stages of the home shape, and into rows."""
     max_position_embeddings: int
     seq_length: int
     words: tuple[str, ...]
@@ -95,8 +94,9 @@ class JobArguments:
         return shape_of(self.shape, self.place.stages)
 
     @property
-    def home_stages_here(self) -> list[int]:
-        """The home stages of this rank's rows, where its group has a smaller shape."""
+    def rows_here(self) -> list[int]:
+        """This rank's rows by their numbers in :attr:`cut`; empty where each rank of its group has a whole stage of
+        home."""
         inner = self.shape.group_size // self.shape.pipeline
         return [row // inner for row in self.place.rows[self.place.position]] if self.place.rows else []
 
@@ -152,7 +152,7 @@ class JobArguments:
         """What the adapter builds a model from; the size of the vocabulary is known once the tokenizer is built."""
         model, stages = self.model, self.place.stages
         return MegatronSettings(
-            transformer={**self.transformer, **(self.cut.with_stages(stages).fields() if stages else {})},
+            transformer={**self.transformer, **(self.cut.home.with_stages(stages).fields() if stages else {})},
             optimizer=self.optimizer,
             ademamix=dataclasses.asdict(self.ademamix) if self.optimizer["optimizer"] == "ademamix" else None,
             scheduler=self.scheduler,
@@ -219,9 +219,16 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     shape, why = with_pieces(namespace, shape, batch_plan(namespace, shape).schedule())
     stages = number(environ, STAGES) or 0
     place = place_of(environ, shape.num_groups, shape_of(shape, stages).group_size, namespace.spare_run_dir)
-    if stages:
-        check_stages(shape.pipeline, stages, f"the environment variable {STAGES}")
-        rows = tuple(rows_of(shape, stages, position) for position in range(place.group_size))
+    cut = row_cut_of(namespace)
+    if stages and stages not in cut.shapes:
+        allowed = ", ".join(map(str, cut.shapes)) or "no smaller shape"
+        raise ConfigError(
+            f"the environment variable {STAGES} is {stages}, but --spare-shapes {namespace.spare_shapes} allows "
+            f"{allowed}; spare-launch and spare-slurm set it, leave it out elsewhere"
+        )
+    if stages or not cut.is_home:
+        there = stages or shape.pipeline
+        rows = tuple(rows_of(shape, cut, there, position) for position in range(place.group_size))
         place = dataclasses.replace(place, stages=stages, rows=rows)
     _check_parked(namespace, place)
     if namespace.spare_shapes != "none" and place.launcher == "torchrun":
@@ -278,7 +285,7 @@ def job_of(
         scheduler=resolve.scheduler_fields(namespace, batches),
         train_iters=namespace.train_iters,
         batches=batches,
-        cut=cut_of(namespace),
+        cut=row_cut_of(namespace),
         notes=(
             *(taken.sentences() if taken else ()),
             *namespace.spare_notes,

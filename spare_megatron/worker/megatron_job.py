@@ -244,8 +244,8 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         batches=start.batches(job),
         first_step=start.step,
         state_shards=start.shards(job),
-        rows=job.home_stages_here,
-        home=job.cut,
+        rows=job.rows_here,
+        cut=job.cut,
     )
     if job.spare.shapes != "none" and not job.place.stages:
         _check_cut(job, user, loaded)
@@ -261,7 +261,7 @@ def _check_cut(job: JobArguments, user: UserCode, loaded: _LoadedJob) -> None:
             f"--spare-shapes {job.spare.shapes}: get_embedding_ranks chooses among the stages of the home shape; leave "
             "one of them out"
         )
-    check_home(loaded.replica.chunks, loaded.replica.config, job.cut, loaded.world.pipeline_rank)
+    check_home(loaded.replica.chunks, loaded.replica.config, job.cut.home, loaded.world.pipeline_rank)
 
 
 def _train(built: _BuiltJob) -> ExitCode:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
-from spare_megatron.config.rows import shape_of, shapes_of
+from spare_megatron.config.rows import shape_of
 from spare_megatron.config.shape import JobShape
-from spare_megatron.flags.stage_layout import cut_of
+from spare_megatron.flags.stage_layout import row_cut_of
 from spare_megatron.planning.memory import MAIN_BYTES, WEIGHT_BYTES, rank_bytes
 from spare_megatron.worker.flops import feed_forward_products, layer_counts
 from spare_megatron.worker.return_forecast import optimizer_values, rank_parameters, share_of_largest_stage
@@ -116,9 +116,9 @@ def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]
 
 def smaller_shapes(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[int, float]:
     """Pipeline stages of each shape of ``--spare-shapes`` -> bytes on the fullest GPU."""
-    found = {}
-    for stages in shapes_of(ns.spare_shapes, shape.pipeline):
-        cut = cut_of(ns).with_stages(stages)
+    found, rows = {}, row_cut_of(ns)
+    for stages in rows.shapes:
+        cut = rows.home.with_stages(stages)
         ends = {"decoder_first_pipeline_num_layers": cut.first, "decoder_last_pipeline_num_layers": cut.last}
         there = Namespace(**{**vars(ns), **ends, "virtual_pipeline_model_parallel_size": cut.chunks})
         found[stages] = sum(memory_items(there, shape_of(shape, stages), vocabulary).values())

@@ -1,13 +1,13 @@
-"""The rows of a rank that keeps several home stages (:mod:`spare_megatron.config.rows`).
+"""The rows of a rank that keeps several, or a part of a home stage (:mod:`spare_megatron.config.rows`).
 
-A row has the layers of its home stage, in as many chunks as home, the first one the embedding too, the last one what
-follows the layers. What groups compare or send of it must be the same bytes as on the home stage's own rank: each row
-has gradient buffers of its own, instead of megatron-core's, in which the parameters have home's order, and tensors are
-sorted by the names that they have there.
+A row has layers of one home stage, in as many chunks as home, the first row the embedding too, the last one what
+follows the layers. What groups compare or send of it must be the same bytes in groups of all shapes: each row has
+gradient buffers of its own, instead of megatron-core's, in which the parameters have home's order, and tensors are
+sorted by the names that they have at home.
 
-Tied embeddings are a parameter of the first home stage and one of the last. On a rank with both rows they are one
-parameter, which each row names as its home stage does, and of which each gives and takes the whole state. The gradient
-of the output layer's use is apart (:mod:`.tied_head`).
+Tied embeddings are a parameter of the first row and one of the last. On a rank with both rows they are one parameter,
+which each row names as its home stage does, and of which each gives and takes the whole state. The gradient of the
+output layer's use is apart (:mod:`.tied_head`).
 
 Refused, each with its reason (:func:`check_home`): what makes this untrue, or has not been tried.
 """
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.rows import RowCut
 from spare_megatron.config.stage_cut import LayerPlace, StageCut
 from spare_megatron.megatron_adapter.model.global_names import global_names, unwrapped
 from spare_megatron.megatron_adapter.model.tied_head import PlainBuffer, TiedHead
@@ -38,6 +39,8 @@ class HomePlace(NamedTuple):
     chunk: int
     name: str
     """In the chunk."""
+    layer: int | None = None
+    """The layer of the model to which it belongs."""
 
 
 class RowTensor(NamedTuple):
@@ -69,18 +72,18 @@ class Row:
 
 
 def rows_of_replica(
-    chunks: Sequence[Any], config: Any, head: TiedHead | None, home: StageCut, rows: Sequence[int]
+    chunks: Sequence[Any], config: Any, head: TiedHead | None, cut: RowCut, rows: Sequence[int]
 ) -> list[Row]:
-    """The rows of a rank; ``rows`` are the numbers of their home stages. Their buffers replace those of the chunks.
-    Raises ConfigError."""
+    """The rows of a rank; ``rows`` are their numbers in ``cut``. Their buffers replace those of the chunks. Raises
+    ConfigError."""
     found = {row: Row() for row in rows}
     of_chunk: dict[torch.nn.Parameter, int] = {}
-    places = home_places(chunks, config, home)
+    places, ends = home_places(chunks, config, cut.home), (0, cut.number - 1)
     for number, (chunk, names) in enumerate(zip(chunks, global_names(chunks), strict=True)):
         model = unwrapped(chunk)
         parameters, others = dict(model.named_parameters()), dict(model.named_buffers())
         for name, place in places[number].items():
-            row = found[place.stage]
+            row = found[ends[place.stage > 0] if place.layer is None else cut.of_layers[place.layer]]
             row.tensors.append(RowTensor(place.chunk, place.name, number, name, names.get(name, name)))
             if name in parameters:
                 row.parameters[parameters[name]] = parameters[name]
@@ -88,7 +91,7 @@ def rows_of_replica(
             if name.endswith(_COUNTS):
                 row.counts.append(others[name])
             if head is not None and parameters.get(name) is head.weight:
-                last, at = found[home.stages - 1], (home.chunks or 1) - 1
+                last, at = found[ends[1]], (cut.home.chunks or 1) - 1
                 last.tensors.append(RowTensor(at, head.name, number, name, head.name))
                 last.parameters[head.parameter] = head.weight
                 of_chunk[head.parameter] = at
@@ -140,7 +143,7 @@ def check_home(chunks: Sequence[Any], config: Any, home: StageCut, stage: int) -
     """Raises ConfigError where groups of the job can have the home shape only. For a rank that has it."""
     for number, places in enumerate(home_places(chunks, config, home)):
         for name, place in places.items():
-            if place != (stage, number, name):
+            if place[:3] != (stage, number, name):
                 raise ConfigError(f"{_ONLY_HOME}: stage {stage} has {name}, which belongs to stage {place.stage}")
 
 
@@ -166,7 +169,7 @@ def _at_home(name: str, layers: Sequence[LayerPlace], home: StageCut) -> HomePla
     layer = _LAYER.match(name)
     if layer and int(layer[2]) < len(layers):
         place = layers[int(layer[2])]
-        return HomePlace(place.stage, place.chunk, f"{layer[1]}{place.number}{layer[3]}")
+        return HomePlace(place.stage, place.chunk, f"{layer[1]}{place.number}{layer[3]}", int(layer[2]))
     if name.startswith("embedding."):
         return HomePlace(0, 0, name)
     if name.startswith(("decoder.final_", "output_layer.")):

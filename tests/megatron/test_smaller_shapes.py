@@ -11,9 +11,9 @@ import pytest
 from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from spare_megatron.protocol.messages import Vote
+from spare_megatron.protocol.messages import Saved, Vote
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, records, voted
+from tests.process.returning import check_same, is_member, leave_whole, records, reported, voted
 
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -58,7 +58,7 @@ LAYOUTS = {
     "relief": ((*PP2, "--spare-relief", "--spare-schedule", "tickets"), "1"),
 }
 """Flags, and the stages of the smaller shape."""
-MANY = [pytest.param(name, marks=() if name in ("PP2", "PP3 cut") else pytest.mark.full) for name in LAYOUTS]
+MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
 
 
 def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
@@ -90,6 +90,28 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     found = leave_whole(job, 3, (2, 3))
     assert "as incarnation 3: it has left for that" in output(job)
     check_failure_free(tmp_path, job, found, *PP2)
+
+
+@pytest.mark.timeout(900)
+def test_a_group_whose_stages_cut_those_of_home_gives_its_state_saves_and_goes_home(tmp_path: Path) -> None:
+    """Group 0 comes back with two stages of three layers, where home has three of two. Then it is the only donor of
+    group 1, and the saver."""
+    fit = tmp_path / "fit"
+    check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" = 2 ] || [ -e {fit} ]'
+    inject = ("sigkill:group=0,step=3,at=reduce", "slow=6:group=1,position=0,step=4,at=forward,n=0")
+    flags = LAYOUTS["PP3 cut"][0]
+    job = train(
+        tmp_path / "run", 2, *flags, *BACK, "--spare-health-check", check, "--save-interval", "10", inject=inject
+    )
+    job.wait_for("group 0 with two stages", lambda: is_member(job, 0, 1), timeout_s=240.0)
+    assert "group 0 is started with 2 pipeline stages" in output(job)
+    job.wait_for("its checkpoint", lambda: reported(job, Saved, 0, 1), timeout_s=60.0)
+    job.kill(job.pid(1, 0))
+    job.wait_for("group 1", lambda: is_member(job, 1, 1), timeout_s=240.0)
+    fit.touch()
+    job.wait_for("group 0 at home", lambda: is_member(job, 0, 2), timeout_s=240.0)
+    found = leave_whole(job, 2, (0, 2), (1, 1))
+    check_failure_free(tmp_path, job, found, *flags)
 
 
 @pytest.mark.full

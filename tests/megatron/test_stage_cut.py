@@ -19,6 +19,8 @@ from tests.pure.flags_of_a_job import job_of
 CUTS = [
     StageCut(4, 2),
     StageCut(12, 6),
+    StageCut(8, 3, first=1, last=1),
+    StageCut(13, 5, counts_embedding=True, counts_loss=True),
     StageCut(16, 4, 2),
     StageCut(24, 4, 3),
     StageCut(6, 4, first=1, last=1),
@@ -54,7 +56,7 @@ def cores(cut: StageCut) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_shape_has_the_layers_that_megatron_core_builds(cut: StageCut) -> None:
-    for stages in (cut.stages, *smaller(cut.stages)):
+    for stages in (cut.stages, *smaller(cut.stages, cut.whole_stages())):
         there = cut.with_stages(stages)
         sizes = there.sizes()
         assert sum(sizes) == cut.layers
@@ -63,7 +65,7 @@ def test_a_shape_has_the_layers_that_megatron_core_builds(cut: StageCut) -> None
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_a_chunk_of_home_is_in_one_chunk_on_the_rank_of_its_row(cut: StageCut) -> None:
-    for stages in smaller(cut.stages):
+    for stages in smaller(cut.stages, "stages stay whole"):
         each = cut.stages // stages
         found: dict[tuple[int, int], set[tuple[int, int]]] = {}
         for home, there in zip(cut.places(), cut.with_stages(stages).places(), strict=True):

@@ -3,8 +3,8 @@
     python benchmarks/spare_nodes.py [--trials K] [--steps n]
 
 Each figure is spare-plan's own: where all groups restart from checkpoints, where lost groups wait for their nodes,
-where those that wait put theirs together (salvage), and where they also train with fewer pipeline stages, by numbers
-that divide those of home. ``finer_shapes_percent`` is what any number of stages would give, which no job can run yet.
+where those that wait put theirs together (salvage), and where they also train with fewer pipeline stages, any number of
+them, of a model of 96 layers (``finer_shapes_percent``). ``shapes_percent`` has only numbers that divide those of home.
 ``formula_percent`` is rate x GPUs of a group x repair time. Beside it, for 16 groups of 128 GPUs, is what
 spare-simulate finds with steps, plans and commits by the real protocol machine. One interruption in 50,675 GPU hours
 (Llama 3); 70% take a node of 8 GPUs out for a day on average; a group starts in 5 minutes. The job that restarts does
@@ -29,18 +29,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._report import report
 from spare_megatron.cli import plan, simulate
+from spare_megatron.config.rows import smaller
 from spare_megatron.simulator.node_losses import NodeFigures, mean_lost_share, trials_for
 
 GPU_HOURS = 50_675
 GPUS_PER_NODE = 8
 JOBS = ((4, 32, 4), (16, 128, 16), (4, 512, 16), (32, 512, 16))
 """Groups, GPUs and pipeline stages of each."""
+LAYERS = 96
 SIMULATED = (16, 128)
 KEYS = {
     "lost_by_restarts": "restarts_percent",
     "lost_without_salvage": "without_salvage_percent",
     "lost": "lost_percent",
-    "lost_with_shapes": "shapes_percent",
+    "lost_with_shapes": "finer_shapes_percent",
 }
 
 
@@ -57,12 +59,17 @@ def planned(groups: int, size: int, stages: int) -> dict[str, Any]:
     words = ["--gpus", str(groups * size), "--gpus-per-group", str(size), "--gpus-per-node", str(GPUS_PER_NODE)]
     words += ["--mtbf-s", str(3600 * GPU_HOURS / (groups * size)), "--redundancy", "2", "--standby-groups", "0"]
     words += ["--restart-s", "600", "--save-s", "2", "--compute-s", "64", "--reduce-s", "2", "--steps", "10000"]
-    return answer(plan.main, [*words, "--pipeline-model-parallel-size", str(stages)])
+    return answer(plan.main, [*words, *shapes_of(stages)])
 
 
-def finer(groups: int, size: int, stages: int, spares: int) -> float:
-    """The share where a group may have any number of stages."""
-    shapes = tuple(range(stages - 1, 0, -1))
+def shapes_of(stages: int) -> list[str]:
+    """The flags of a job whose groups may have any number of stages."""
+    return ["--pipeline-model-parallel-size", str(stages), "--num-layers", str(LAYERS)]
+
+
+def divided(groups: int, size: int, stages: int, spares: int) -> float:
+    """The share where the stages of a group must divide those of home."""
+    shapes = tuple(smaller(stages, "home's stages stay whole"))
     nodes = NodeFigures(groups, size // GPUS_PER_NODE, GPU_HOURS / GPUS_PER_NODE, stages=stages, shapes=shapes)
     return mean_lost_share(nodes, spares, True, trials_for(nodes))
 
@@ -83,7 +90,7 @@ def rows_of(job: tuple[int, int, int], trials: int, steps: int) -> list[dict[str
     for row in found["spare_nodes"]:
         spares = int(row["spare_nodes"])
         ways = {"without_salvage": ["--no-salvage"], "lost": []}
-        ways["shapes"] = ["--pipeline-model-parallel-size", str(stages)]
+        ways["finer_shapes"] = shapes_of(stages)
         by_steps: dict[str, float | None] = {f"simulated_{name}_percent": None for name in ways}
         if (groups, size) == SIMULATED and spares in (0, 2):
             for name, more in ways.items():
@@ -97,7 +104,7 @@ def rows_of(job: tuple[int, int, int], trials: int, steps: int) -> list[dict[str
                 "spare_nodes": spares,
                 "advised": spares == found["spare_nodes_advised"],
                 **{name: 100 * row[key] for key, name in KEYS.items()},
-                "finer_shapes_percent": 100 * finer(groups, size, stages, spares),
+                "shapes_percent": 100 * divided(groups, size, stages, spares),
                 "formula_percent": None if spares else 100 * 0.7 * 24 * size / GPU_HOURS,
                 **by_steps,
             }

@@ -23,22 +23,32 @@ def add_shape_flags(made: argparse.ArgumentParser) -> None:
     add(
         "--spare-shapes",
         metavar="auto|none|LIST",
-        help="stages with which it may: numbers that divide PP, separated by commas; auto: all of them; none: it waits "
+        help="stages with which it may: numbers below PP, separated by commas; auto: all of them; none: it waits "
         "(default: auto)",
+    )
+    add(
+        "--num-layers",
+        type=int,
+        metavar="L",
+        help="layers of the model, of which each stage has whole ones (default: each has the same part of the model)",
     )
 
 
 def shapes_given(args: argparse.Namespace, nodes_flag: str, nodes: int | None) -> dict[str, Any]:
-    """``stages``, the pipeline stages of a group, and ``shapes``, those of its smaller shapes, where they are given.
-    Raises ConfigError.
+    """``stages``, the pipeline stages of a group, ``shapes``, those of its smaller shapes, and the model's ``layers``,
+    where they are given. Raises ConfigError.
 
     ``nodes`` is the value of ``nodes_flag``, without which they have no effect."""
-    stages, text = args.pipeline_model_parallel_size, args.spare_shapes
+    stages, text, layers = args.pipeline_model_parallel_size, args.spare_shapes, args.num_layers
     if stages is None:
-        refuse_without(args, "--pipeline-model-parallel-size PP", "spare_shapes")
+        refuse_without(args, "--pipeline-model-parallel-size PP", "spare_shapes", "num_layers")
         return {}
     if nodes is None:
         refuse_without(args, f"{nodes_flag} G", "pipeline_model_parallel_size")
     if stages < 1:
         raise ConfigError(f"--pipeline-model-parallel-size is {stages}, but must be at least 1")
-    return {"stages": stages, "shapes": shapes_of(text or "auto", stages)}
+    if layers is not None and layers < stages:
+        raise ConfigError(
+            f"--num-layers {layers} is less than --pipeline-model-parallel-size {stages}; use fewer stages"
+        )
+    return {"stages": stages, "shapes": shapes_of(text or "auto", stages), "layers": layers}

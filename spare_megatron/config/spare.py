@@ -99,9 +99,9 @@ class SpareConfig:
     to take the places of lost groups."""
     shapes: str = "none"
     """Pipeline stages with which spare-launch may start a lost group whose host is not fit for all its ranks, largest
-    first: numbers that divide --pipeline-model-parallel-size, separated by commas; auto: all of them; none: the group
-    waits. The weights stay bit for bit those of the failure-free run; the group goes back to its home shape when its
-    host is fit again."""
+    first: numbers below --pipeline-model-parallel-size, separated by commas; auto: all of them, with
+    --overlap-grad-reduce those that divide it; none: the group waits. The weights stay bit for bit those of the
+    failure-free run; the group goes back to its home shape when its host is fit again."""
     preload: str | None = None
     """Further modules, separated by commas, that spare-launch imports once for all ranks, which are forked then; none:
     each rank makes its own imports."""

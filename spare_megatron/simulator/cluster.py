@@ -53,6 +53,8 @@ class Cluster:
     """Pipeline stages of a group."""
     shapes: tuple[int, ...] = ()
     """Numbers of stages with which a group may come back that misses nodes, the largest first; empty: it waits."""
+    layers: int | None = None
+    """Of the model, which are divided over the stages; None: each stage has the same part of it."""
     rehost_s: float = 0.0
     """Time from a death until state shards have all their copies again, where groups keep only some."""
     transfer_s: float = 0.0

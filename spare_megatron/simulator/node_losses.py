@@ -3,7 +3,8 @@
 
 A node breaks only while it trains. Those that are repaired come back to the job. In :func:`lost_share` steps,
 redundancy and checkpoints are left out: a group that is away costs its share of the job and nothing else, and one with
-s of S pipeline stages costs 1 - s / S of it, as where relief gives each group as much work as it can do.
+fewer pipeline stages costs what its largest stage has more layers than at home, as where relief gives each group as
+much work as it can do. Where the number of layers is not given, each of s stages has 1 / s of the model.
 :func:`restarted_lost_share` is the job without this framework: each interruption restarts it from its checkpoint, with
 as many groups as there are fit nodes for.
 
@@ -51,6 +52,8 @@ class NodeFigures:
     """Pipeline stages of a group."""
     shapes: tuple[int, ...] = ()
     """Stages with which a group may come back that misses nodes, the most first; empty: it waits."""
+    layers: int | None = None
+    """Of the model, which cannot be divided further."""
 
     def __post_init__(self) -> None:
         for name in ("groups", "nodes_per_group", "mtbf_h", "repair_h"):
@@ -66,6 +69,12 @@ class NodeFigures:
         """The same job where groups that miss nodes wait for them."""
         return replace(self, shapes=())
 
+    def speed_with(self, stages: int) -> float:
+        """The speed of a group with so many pipeline stages, as a share of that at home."""
+        if self.layers is None:
+            return stages / self.stages
+        return ceil(self.layers / self.stages) / ceil(self.layers / stages)
+
     def nodes_with(self, stages: int) -> int:
         """The nodes that a group needs with so many pipeline stages."""
         return ceil(self.nodes_per_group * stages / self.stages)
@@ -79,8 +88,8 @@ class WithoutSalvage(SlurmPlaces):
         return {}
 
 
-Starts = dict[int, float]
-"""Group -> the share of its speed at home with which it is started now, having left before where it trained."""
+Starts = dict[int, int]
+"""Group -> the pipeline stages with which it is started now, having left before where it trained."""
 
 
 class BrokenNodes:
@@ -136,9 +145,9 @@ class BrokenNodes:
                 continue
             found = look_at_nodes(self._places, group, JobNodes(self._names, here), lambda _: {})
             whole = {*found.moves, group} - ({group} if found.fault else set())
-            starts |= dict.fromkeys(sorted(whole), 1.0)
+            starts |= dict.fromkeys(sorted(whole), self._figures.stages)
             if found.fault is not None and (shape := self._places.smaller(group, found.fit, self._shapes)):
-                starts[group] = shape[0] / self._figures.stages
+                starts[group] = shape[0]
                 self._smaller.add(group)
                 whole.add(group)
             self._waiting -= whole
@@ -163,8 +172,8 @@ def lost_share(figures: NodeFigures, spares: int, salvage: bool, seed: int, days
     rng = np.random.default_rng(seed)
     nodes = BrokenNodes(figures, spares, figures.repair_h, rng, salvage=salvage)
     speeds, sizes = np.ones(figures.groups), np.full(figures.groups, figures.nodes_per_group)
-    starts = dict[int, tuple[float, float]]()
-    """Group -> when it trains, and its speed then."""
+    starts = dict[int, tuple[float, int]]()
+    """Group -> when it trains, and with how many stages."""
     now_h, lost_h, from_h = 0.0, 0.0, WARM_UP * figures.repair_h
     end_h = from_h + 24 * days
     while now_h < end_h:
@@ -175,16 +184,16 @@ def lost_share(figures: NodeFigures, spares: int, salvage: bool, seed: int, days
         lost_h += float((1 - speeds).sum()) * max(0.0, next_h - max(now_h, from_h))
         now_h = next_h
         for group in [group for group, (at_h, _) in starts.items() if at_h <= now_h]:
-            speeds[group] = starts.pop(group)[1]
-            sizes[group] = figures.nodes_with(round(figures.stages * speeds[group]))
+            stages = starts.pop(group)[1]
+            speeds[group], sizes[group] = figures.speed_with(stages), figures.nodes_with(stages)
         begun = nodes.back(now_h) if back_h <= now_h else {}
         if breaks_h == now_h:
             group = int(np.searchsorted(sizes.cumsum(), rng.integers(used), side="right"))
             begun |= nodes.struck(group, now_h)
             speeds[group] = sizes[group] = 0
-        for group, speed in begun.items():
+        for group, stages in begun.items():
             speeds[group] = sizes[group] = 0
-            starts[group] = now_h + figures.restart_h, speed
+            starts[group] = now_h + figures.restart_h, stages
     return lost_h / (24 * days * figures.groups)
 
 

@@ -27,6 +27,7 @@ class NodeReturns(Returns):
             taken_out=cluster.node_share,
             stages=cluster.stages,
             shapes=cluster.shapes,
+            layers=cluster.layers,
         )
         self.reset()
 
@@ -43,7 +44,7 @@ class NodeReturns(Returns):
     def died(self, group: int, at_s: float, rejoin_s: float | None, struck: bool = True) -> int | None:
         """Note that a group died, and break one of its nodes, or none; nobody takes its place at once."""
         self._gone(group)
-        starts = self._nodes.struck(group, at_s) if struck else {group: 1 / self.slowness[group]}
+        starts = self._nodes.struck(group, at_s) if struck else {group: self._stages[group]}
         self._start(starts, at_s)
         return None
 
@@ -52,22 +53,24 @@ class NodeReturns(Returns):
         self._start(self._nodes.back(until_s), until_s)
         started = sorted((at_s, group) for group, (at_s, _) in self._starts.items() if at_s <= until_s)
         for _, group in started:
-            self.slowness[group] = 1 / self._starts.pop(group)[1]
+            self._stages[group] = self._starts.pop(group)[1]
+            self.slowness[group] = 1 / self._figures.speed_with(self._stages[group])
             self._running.add(group)
         return [group for _, group in started]
 
     def left(self, group: int, at_s: float) -> None:
         """Note that a group has left with a commit to start in its home shape."""
         self._gone(group)
-        self._begin(group, at_s, 1.0)
+        self._begin(group, at_s, self._figures.stages)
 
     def reset(self) -> None:
         """Note a restart of the whole job, which gets fit nodes."""
         repair_s = 3600 * self._cluster.node_repair_h
         one = self._cluster
         self._nodes = BrokenNodes(self._figures, one.spare_nodes, repair_s, self._rng, salvage=one.salvage)
-        self._starts: dict[int, tuple[float, float]] = {}
-        """Group -> when it has started, and its share of the speed at home then."""
+        self._starts: dict[int, tuple[float, int]] = {}
+        """Group -> when it has started, and with how many stages."""
+        self._stages = [self._figures.stages] * self._cluster.num_groups
         self.slowness = np.ones(self._cluster.num_groups)
         self.go_home = set()
         self._running = set(range(self._cluster.num_groups))
@@ -76,12 +79,12 @@ class NodeReturns(Returns):
         self.go_home.discard(group)
         self._running.discard(group)
 
-    def _start(self, starts: Mapping[int, float], at_s: float) -> None:
-        for group, speed in starts.items():
+    def _start(self, starts: Mapping[int, int], at_s: float) -> None:
+        for group, stages in starts.items():
             if group in self._running:  # it has other nodes now, and leaves for them with a commit
                 self.go_home.add(group)
             else:
-                self._begin(group, at_s, speed)
+                self._begin(group, at_s, stages)
 
-    def _begin(self, group: int, at_s: float, speed: float) -> None:
-        self._starts[group] = at_s + (self._cluster.rejoin_s or 0.0), speed
+    def _begin(self, group: int, at_s: float, stages: int) -> None:
+        self._starts[group] = at_s + (self._cluster.rejoin_s or 0.0), stages

@@ -21,9 +21,9 @@ from spare_megatron.protocol.tickets import Tickets
 
 
 class RowParts(Protocol):
-    """What groups compare and exchange of a rank, or of one of its *rows*: a rank has several only if its group has
-    fewer pipeline stages than the flags say (:mod:`spare_megatron.config.rows`). Other methods that are named below are
-    :class:`StepEngine`'s."""
+    """What groups compare and exchange of a rank, or of one of its *rows*: a rank has several only in a job whose
+    groups may have fewer pipeline stages than the flags say (:mod:`spare_megatron.config.rows`). Other methods that are
+    named below are :class:`StepEngine`'s."""
 
     def piece_checksums(self, audited: bool) -> Mapping[int, Mapping[str, int]]:
         """Piece -> parameter -> checksum (64 bits) of its rounded gradient on this rank: of every audited piece since

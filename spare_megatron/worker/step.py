@@ -14,9 +14,9 @@ A newer epoch neither interrupts computing nor discards anything: accumulators g
 *inside* its group follows from the ticket stream alone, so ranks of a group that learn of an epoch at different moments
 still call the same collectives in the same order (protocol rule 4).
 
-Everything that groups exchange or compare is by *row*, the part of the model that one rank keeps in the job's home
-shape (:mod:`spare_megatron.config.rows`). A rank has one, or several in a smaller shape: it reduces them in ascending
-order and reports the outcome of each.
+Everything that groups exchange or compare is by *row*, a part of the model that one rank keeps in each shape of the job
+(:mod:`spare_megatron.config.rows`). A rank has one or, where shapes differ, several: it reduces them in ascending order
+and reports the outcome of each.
 
 An overlapped reduction copies the parts of the accumulators that are final. If its epoch ends first, it is dropped, and
 the accumulators are unchanged. After the patch, if there is one, everything is reduced in the newer epoch.

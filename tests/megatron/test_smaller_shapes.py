@@ -27,6 +27,8 @@ FLAGS = (
 PP2, PP3, PP4 = (("--pipeline-model-parallel-size", stages) for stages in "234")
 D2 = ("--spare-inner-data-parallel", "2", "--global-batch-size", "12")
 ENDS = ("--decoder-first-pipeline-num-layers", "1", "--decoder-last-pipeline-num-layers", "1")
+LARGE = ("--decoder-last-pipeline-num-layers", "6")
+"""Of nine layers, so a stage of three is a part of one stage of home."""
 BACK = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
 UNTIED = "--untie-embeddings-and-output-weights"
 EXPERTS = (
@@ -41,7 +43,7 @@ LAYOUTS = {
     "PP2": (PP2, "1"),
     "PP3 cut": ((*PP3, "--num-layers", "6", *CUT, "2"), "2"),
     "PP4 cut": ((*PP4, "--num-layers", "8", "--bf16", "--spare-reduce", "exact32", *CUT, "3,1"), "3"),
-    "PP4 cut untied": ((*PP4, "--num-layers", "5", *ENDS, *EXPERTS, UNTIED, *CUT, "3"), "3"),
+    "PP4 cut in one": ((*PP4, "--num-layers", "9", *LARGE, *EXPERTS, UNTIED, *CUT, "3"), "3"),
     "untied": ((*PP2, UNTIED), "1"),
     "experts": ((*PP2, *EXPERTS), "1"),
     "chunks": ((*PP2, "--num-virtual-stages-per-pipeline-rank", "2"), "1"),

@@ -42,7 +42,7 @@ def spare_nodes() -> Iterator[Claim]:
     yield Claim(
         page,
         "it finds {}% without salvage, {}% with it and {}% with smaller shapes",
-        tuple(of(16, 128, 0, f"simulated_{way}_percent") for way in ("without_salvage", "lost", "shapes")),
+        tuple(of(16, 128, 0, f"simulated_{way}_percent") for way in ("without_salvage", "lost", "finer_shapes")),
     )
 
 

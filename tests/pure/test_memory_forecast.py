@@ -33,6 +33,11 @@ OF_ACTIVATIONS = {
     "optimizer_cpu_offload": False,
     "spare_state_redundancy": None,
     "spare_shapes": "none",
+    "overlap_grad_reduce": False,
+    "pipeline_model_parallel_size": 1,
+    "pipeline_model_parallel_layout": None,
+    "account_for_embedding_in_pipeline_split": False,
+    "account_for_loss_in_pipeline_split": False,
     "optimizer_offload_fraction": 1.0,
 }
 
@@ -126,11 +131,11 @@ def test_a_shape_that_does_not_fit_is_left_out_or_refused(caplog: pytest.LogCapt
     job, args = job_of(f"{SMALLER} --num-layers 8 --spare-shapes auto")
     needed = smaller_shapes(args, job.shape, 50_000)
     home = sum(memory_items(args, job.shape, 50_000).values())
-    assert home < needed[2] < needed[1]
-    assert shapes_that_fit(args, job.shape, 50_000, needed[1]) == (2, 1)
+    assert home < needed[3] < needed[2] < needed[1]
+    assert shapes_that_fit(args, job.shape, 50_000, needed[1]) == (3, 2, 1)
     assert not caplog.records
     between = (needed[1] + needed[2]) / 2
-    assert shapes_that_fit(args, job.shape, 50_000, between) == (2,)
+    assert shapes_that_fit(args, job.shape, 50_000, between) == (3, 2)
     assert caplog.messages == [
         "no lost group comes back so: with 1 pipeline stage a GPU would need about 114 MB, and this one has 101 MB"
     ]
@@ -151,5 +156,6 @@ def test_a_smaller_shape_needs_what_a_job_of_that_shape_does(cut: str) -> None:
     job, args = job_of(f"{SMALLER} --spare-shapes auto {cut}")
     for stages, needed in smaller_shapes(args, job.shape, 50_000).items():
         layers = cut if stages == 2 and "virtual" in cut else " ".join(cut.split()[:2])
-        there, flags = job_of(f"--pipeline-model-parallel-size {stages} {layers}")
+        layout = "" if stages != 3 else " --pipeline-model-parallel-layout Etttt|ttt|tttL"
+        there, flags = job_of(f"--pipeline-model-parallel-size {stages} {layers}{layout}")
         assert needed == sum(memory_items(flags, there.shape, 50_000).values())

@@ -117,7 +117,7 @@ def test_spare_plan_says_what_spare_nodes_are_worth(capsys: pytest.CaptureFixtur
     # 1e9 parameters on 16 GPUs are 1.3 GiB each with fp32 sums; with half the stages twice as much
     sizes = ["--params", "1e9", "--gpu-memory-gib", "3", "--json"]
     assert plan.main([*words, *shapes, *sizes]) == 0
-    assert json.loads(capsys.readouterr().out)["shapes"] == [2]
+    assert json.loads(capsys.readouterr().out)["shapes"] == [3, 2]
     assert plan.main([*words, "--node-repair-h", "5"]) == 2
     assert "--node-repair-h 5 has no effect without --gpus-per-node" in capsys.readouterr().err
     assert plan.main([*words, "--gpus-per-node", "7"]) == 2
@@ -149,9 +149,20 @@ def test_the_controller_trains_with_smaller_shapes_as_the_plan_says() -> None:
     figures = NodeFigures(8, 8, 64.0, repair_h=2.0, stages=8, shapes=(4, 2, 1))
     planned = mean_lost_share(figures, 0, True, 6, days=200 / 24)
     words = ("--node-repair-h", "2", "--trials", "1", "--balance", "--check", "--pipeline-model-parallel-size", "8")
+    words += ("--spare-shapes", "4,2,1")
     found = away(*words)
     assert found == pytest.approx(planned, rel=0.15)
     assert found < 0.8 * mean_lost_share(figures.at_home(), 0, True, 6, days=200 / 24)
+
+
+def test_any_number_of_stages_loses_less_and_whole_layers_more() -> None:
+    divided = NodeFigures(4, 16, 4_000.0, stages=16, shapes=(8, 4, 2, 1))
+    finer = replace(divided, shapes=tuple(range(15, 0, -1)))
+    layers = replace(finer, layers=96)
+    assert layers.speed_with(16) == 1
+    assert layers.speed_with(15) == layers.speed_with(14) == pytest.approx(6 / 7), "one stage has seven layers"
+    lost = [mean_lost_share(one, 0, True, 10) for one in (finer, layers, divided)]
+    assert lost[0] < lost[1] < 0.7 * lost[2]
 
 
 @pytest.mark.parametrize(
@@ -161,9 +172,14 @@ def test_the_controller_trains_with_smaller_shapes_as_the_plan_says() -> None:
         ("--spare-shapes 2", "has no effect without --pipeline-model-parallel-size PP; give both"),
         ("--pipeline-model-parallel-size 4", "size 4 has no effect without --nodes-per-group G; give both"),
         (
-            "--pipeline-model-parallel-size 4 --nodes-per-group 2 --rejoin-s 9 --spare-shapes 3",
-            "--spare-shapes 3 has 3 pipeline stages",
+            "--pipeline-model-parallel-size 4 --nodes-per-group 2 --rejoin-s 9 --spare-shapes 4",
+            "--spare-shapes 4 has 4 pipeline stages",
         ),
+        (
+            "--pipeline-model-parallel-size 4 --nodes-per-group 2 --rejoin-s 9 --num-layers 3",
+            "--num-layers 3 is less than --pipeline-model-parallel-size 4",
+        ),
+        ("--num-layers 8", "--num-layers 8 has no effect without --pipeline-model-parallel-size PP"),
         ("--pipeline-model-parallel-size 0 --nodes-per-group 2 --rejoin-s 9", "is 0, but must be at least 1"),
         ("--no-salvage", "--no-salvage has no effect without --nodes-per-group G"),
         ("--nodes-per-group 0", "--nodes-per-group is 0, but must be at least 1"),

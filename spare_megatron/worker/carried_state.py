@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.worker.engine import EngineRow, rows_of
+from spare_megatron.worker.engine import EngineRow, is_row, rows_of
 from spare_megatron.worker.engine_decorator import EvaluatesPieces, PassThrough
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,9 @@ class CarryingEngine(PassThrough):
 
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows, each with the owners' states: a rank has them whole, whatever its shape."""
-        inner = rows_of(self.engine)
-        if inner[0] is self.engine:
+        if is_row(self.engine):
             return (self,)
-        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in inner]
+        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in rows_of(self.engine)]
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the engine's update, then tell the owners; returns the engine's report."""

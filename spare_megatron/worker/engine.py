@@ -88,6 +88,11 @@ def rows_of(engine: Any) -> Sequence[EngineRow]:
     return found
 
 
+def is_row(engine: Any) -> bool:
+    """Whether an engine is the only row of its rank itself."""
+    return rows_of(engine)[0] is engine
+
+
 def by_row(rows: Sequence[EngineRow], tensors: Sequence[torch.Tensor], beside: int = 0) -> list[Sequence[torch.Tensor]]:
     """Split the tensors of all rows by row. Each row has its sums, and ``beside`` further tensors after them."""
     if len(rows) == 1 or not tensors:

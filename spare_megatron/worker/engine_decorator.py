@@ -12,7 +12,7 @@ import torch
 from spare_megatron.collectives.converting import Conversion
 from spare_megatron.config.engine_hooks import Outlet
 from spare_megatron.protocol.tickets import Tickets
-from spare_megatron.worker.engine import EngineRow, StepEngine, rows_of
+from spare_megatron.worker.engine import EngineRow, StepEngine, is_row, rows_of
 
 BatchSource = Callable[[int, Sequence[int]], Iterator[Any]]
 """``source(step, pieces)``: an iterator over the microbatches of these pieces."""
@@ -47,8 +47,7 @@ class PassThrough:
 
     def rows(self) -> Sequence[EngineRow]:
         """The engine's rows; a single one is this engine."""
-        inner = rows_of(self.engine)
-        return (self,) if inner[0] is self.engine else inner
+        return (self,) if is_row(self.engine) else rows_of(self.engine)
 
     def begin_step(self, step: int) -> None:
         self.engine.begin_step(step)

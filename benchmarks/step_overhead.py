@@ -6,6 +6,7 @@
     python benchmarks/step_overhead.py --overlap [--link-mbit 0 2000]
     python benchmarks/step_overhead.py --schedules [--rounds 10]
     python benchmarks/step_overhead.py --state-copies 2 [--rounds 10]
+    python benchmarks/step_overhead.py --rows [--rounds 10]
 
 All sides (ours with exact sums of pieces of one microbatch and of four, plain, plain with one gloo device for all
 process groups, ours with fp32 sums, and these once more: what two equal jobs differ by is the error of the others'
@@ -36,6 +37,9 @@ With --schedules all sides are ours: --spare-schedule tickets, and core a second
 
 With --state-copies all sides are ours, in bf16 with exact and with fp32 sums: so many copies of each part of the
 optimizer's state (--spare-state-redundancy), and a whole state in each group a second time, against a whole state.
+
+With --rows all sides are ours: with --spare-shapes 2, for which a rank of the home shape of three stages has two rows,
+and without it a second time, against without it.
 """
 
 from __future__ import annotations
@@ -68,12 +72,13 @@ CASES = {
     "1 x 4 groups, K=8": (4, 1, (), 8),
 }
 COPIES_CASES = {"1 x 4 groups, K=8": (4, 1, (), 8), "PP2 x 3 groups, K=4": (3, 2, CASES_PP2, 4)}
+ROWS_CASES = {"PP3 x 2 groups, K=8": (2, 3, ("--pipeline-model-parallel-size", "3", "--num-layers", "6"), 8)}
 OVERLAP_CASES = {
     "1 x 2 groups, K=2": (2, 1, (), 2),
     "PP2 x 2 groups, K=4": (2, 2, CASES_PP2, 4),
 }
 SEQ_LENGTH = 256
-ALONE = ("--overlap", "--reduce", "--schedules", "--state-copies")
+ALONE = ("--overlap", "--reduce", "--schedules", "--state-copies", "--rows")
 """Flags of comparisons that start their jobs once."""
 SCHEDULE_CASES = {
     "PP2 x 2 groups, K=8": (2, 2, CASES_PP2, 8),
@@ -108,6 +113,7 @@ def main() -> None:
     parser.add_argument("--overlap", action="store_true", help="compare jobs with and without --overlap-grad-reduce")
     parser.add_argument("--schedules", action="store_true", help="compare the values of --spare-schedule")
     parser.add_argument("--state-copies", type=int, default=0, metavar="R", help="compare jobs with R copies of state")
+    parser.add_argument("--rows", action="store_true", help="compare jobs whose ranks have one row and several")
     parser.add_argument("--link-mbit", type=int, nargs="*", default=[0], help="Mbit/s of the loopback; 0: no limit")
     options = parser.parse_args()
     other = [flag for flag in ALONE if getattr(options, flag.removeprefix("--").replace("-", "_"))]
@@ -129,6 +135,8 @@ def main() -> None:
         _schedules(options)
     elif options.state_copies:
         _state_copies(options)
+    elif options.rows:
+        _rows(options)
     else:
         _against_plain(options)
 
@@ -235,6 +243,23 @@ def _state_copies(options: argparse.Namespace) -> None:
                 figures = _ratio(one, "whole", rounds, _cpu_s(sides))
                 rows.append({"case": name, "reduce": mode, "state": one, "against": "whole", **figures})
     _report("step_state_copies", options, rows)
+
+
+def _rows(options: argparse.Namespace) -> None:
+    rows = []
+    for name, groups, _, flags in _chosen(ROWS_CASES, options):
+        common = (*flags, "--spare-max-group-restarts", "3")
+        with _folder() as folder:
+            sides = {
+                "one row": ours(folder / "one", groups, common),
+                "several rows": ours(folder / "several", groups, (*common, "--spare-shapes", "2")),
+                "one row again": ours(folder / "again", groups, common),
+            }
+            rounds = take_turns(sides, options.rounds, options.steps)
+        for one in ("several rows", "one row again"):
+            figures = _ratio(one, "one row", rounds, _cpu_s(sides))
+            rows.append({"case": name, "rows": one, "against": "one row", **figures})
+    _report("step_rows", options, rows)
 
 
 def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[tuple]:

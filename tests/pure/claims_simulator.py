@@ -41,7 +41,7 @@ def spare_nodes() -> Iterator[Claim]:
         yield Claim(page, row, tuple(of(groups, size, spares, f"{way}_percent") for way in ways))
     yield Claim(
         page,
-        "it finds {}% without salvage, {}% with it and {}% with smaller shapes",
+        "it finds {}% without salvage, {}% with it and {}% with smaller shapes of any number of stages",
         tuple(of(16, 128, 0, f"simulated_{way}_percent") for way in ("without_salvage", "lost", "finer_shapes")),
     )
 

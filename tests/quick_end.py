@@ -9,6 +9,7 @@ import atexit
 import os
 import sys
 import threading
+import weakref
 
 from spare_megatron.launch.forked_script import ForkedScript
 
@@ -16,6 +17,8 @@ _run = ForkedScript.run
 
 
 def _run_and_end(script: ForkedScript) -> None:
+    for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        inherited.atexit = False
     _run(script)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
     atexit._run_exitfuncs()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+
+import jinja2
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
@@ -45,18 +48,22 @@ def write_report(run_dir: RunDirectory, path: Path) -> None:
     write_drawn("report", path, text.encode("utf-8", "replace"))
 
 
+@functools.cache
+def template() -> jinja2.Template:
+    """What a report is made of, compiled."""
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8"))
+
+
 def report_html(picture: JobPicture, name: str) -> str:
     """The report of a job as HTML; ``name`` says which. Raises ConfigError where no step was committed."""
-    import jinja2
-
     if not picture.series.step:
         why = job_texts.left_out_text(picture.lines_left_out)
         raise ConfigError(why or f"{name} has no committed step yet, so there is nothing to report")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     wall_time = picture.wall_time()
     costs = picture.failures(wall_time)
     reported = [one for one in job_texts.happenings(picture) if one.kind != "failure"]
-    return environment.from_string((files(__package__) / TEMPLATE).read_text(encoding="utf-8")).render(
+    return template().render(
         name=name,
         head=job_texts.effective_text(wall_time) or "its first steps",
         facts=list(_facts(picture, wall_time)),

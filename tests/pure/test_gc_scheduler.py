@@ -63,8 +63,5 @@ def test_python_collects_by_itself_only_outside(monkeypatch: pytest.MonkeyPatch)
     assert gc.isenabled()
     asyncio.run(run())
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    asyncio.run(run())
-    assert gc.get_freeze_count() > 10_000, "what was frozen before is thawed"
+    assert gc.get_freeze_count() > 10_000, "what was frozen is thawed, and copied by the next collection of a fork"
     gc.unfreeze()

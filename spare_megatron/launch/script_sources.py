@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-_NOT_THE_USERS = ("megatron", "spare_megatron")
+_CLONED = ("megatron", "spare_megatron")
 """Packages that may lie beside a script, in a clone, and are no part of it: all their sources take 0.2 s to read."""
 
 
@@ -24,7 +24,7 @@ def script_and_modules(script: Path) -> dict[Path, ast.Module]:
         found[path] = _parsed(path)
         for name in _imported(found[path]):
             parts = name.split(".")
-            places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] not in _NOT_THE_USERS]
+            places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] not in _CLONED]
             files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
             waiting += [file for file in files if file not in waiting and file.is_file()]
         named = [script.parent / name for name in _file_names(found[path])]

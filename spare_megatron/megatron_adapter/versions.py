@@ -5,6 +5,7 @@ May assume nothing. Promises: importing this module imports neither torch nor me
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -47,6 +48,7 @@ _DEPRECATED_IN_TORCH = (
 _NUMBERS = re.compile(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ["']?(\w*)["']?\s*$""", re.MULTILINE)
 
 
+@functools.cache
 def core_version() -> str:
     """The installed version of megatron-core."""
     return importlib.metadata.version("megatron-core")

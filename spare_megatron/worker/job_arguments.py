@@ -8,6 +8,7 @@ Megatron's names, which users' own code reads through ``get_args()``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -338,12 +339,18 @@ def section(cls: type, namespace: Namespace, prefix: str = "") -> Any:
     return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
+@functools.cache
+def honoured_fields() -> frozenset[str]:
+    """The destinations of flags that have an effect, ours and megatron-core's."""
+    own, core = ({spec.dest for spec in specs} for specs in (own_specs(), core_specs(set())))
+    refused = core - {spec.dest for spec in supported.all_specs()}
+    return frozenset((own | core) - refused)
+
+
 def core_fields(namespace: Namespace, *classes: str) -> dict[str, Any]:
     """The fields of megatron-core dataclasses that Megatron's flags or our own set."""
-    honoured = {spec.dest for spec in own_specs()} | {spec.dest for spec in core_specs(set())}
     names = [row["field"] for row in core_table()["fields"] if row["class"] in classes]
-    refused = {spec.dest for spec in core_specs(set())} - {spec.dest for spec in supported.all_specs()}
-    return {name: getattr(namespace, name) for name in names if name in honoured - refused}
+    return {name: getattr(namespace, name) for name in names if name in honoured_fields()}
 
 
 def transformer_fields(ns: Namespace) -> dict[str, Any]:

@@ -17,8 +17,11 @@ LARGEST = (
     "three groups, each shard on two, a learner called as the last resort",
     "two groups, two pieces of a shard, one that is slow and asked, and any fault",
     "three groups, one that is drained and is back, each shard on two",
+    "three groups, each shard on two, one step, any fault",
+    "two groups, two state shards twice, any two of a few faults",
 )
-"""Two fifths of the time of all. Random walks (:mod:`.test_walks`) go through what they have in common with others."""
+"""Half of the time of all. Random walks (:mod:`.test_walks`) go through what they have in common with others: any fault
+of three groups with every shard on all, and the faults of two groups with state shards one by one."""
 
 
 @pytest.mark.timeout(900)

@@ -110,7 +110,8 @@ EIGHT_RANKS = {"TP2 x PP2": case(tensor=2, pipeline=2)}
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
-STEPS = 3
+STEPS = 2
+"""The second has the weights that the first has made."""
 FULL_STEPS = 50
 COVERED = (
     *("TP2", "PP2", "PP2, loss per token", "PP2, virtual stages", "MoE, EP2", "MTP"),

@@ -22,15 +22,19 @@ FOREIGN = {
 """Files whose functions have more positional parameters, and why."""
 
 
+LOOKED_AT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Call)
+
+
 @cache
 def nodes() -> tuple[tuple[str, ast.AST], ...]:
-    """(file, node) of the syntax trees of all that people write of the package."""
+    """(file, node) of the syntax trees of all that people write of the package: functions, classes and calls."""
     package = ROOT / "spare_megatron"
     return tuple(
         (str(path.relative_to(package)), node)
         for path in sorted(package.rglob("*.py"))
         if not path.name.endswith("_pb2.py")
         for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, LOOKED_AT)
     )
 
 

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.timeout(300)
 SAVED, STEPS = 2, 4
 SHARDS = 5
 """State shards of the job that saved first, whatever the groups of those that go on."""
-DENSE = {"steps": STEPS, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
-EXPERTS = {"steps": STEPS, "transformer": BALANCED}
-HALF = {"steps": STEPS, "transformer": {"bf16": True}, "tied": False}
+BATCH = 8
+DENSE = {"steps": STEPS, "global_batch_size": BATCH, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
+EXPERTS = {"steps": STEPS, "global_batch_size": BATCH, "transformer": BALANCED}
+HALF = {"steps": STEPS, "global_batch_size": BATCH, "transformer": {"bf16": True}, "tied": False}
 
 FIRST = {
     "dense": case(pipeline=2, **DENSE),
@@ -244,7 +245,7 @@ def plain_load(rank: int, store: Any, path: str) -> float | None:
         model = chunks[0].module
         state = dist_checkpointing.load({"model": model.sharded_state_dict()}, path)
         model.load_state_dict(state["model"])
-        batch = toy.microbatch(range(SAVED * 16, (SAVED + 1) * 16))
+        batch = toy.microbatch(range(SAVED * BATCH, (SAVED + 1) * BATCH))
         with torch.no_grad():
             output, loss = toy.forward_step(iter([batch]), model.eval())
             total, _, report = loss(output)

@@ -17,7 +17,7 @@ from tests.tickets import run_of
 
 pytestmark = pytest.mark.timeout(300)
 
-STEPS = 3
+STEPS = 2
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}
 RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 

@@ -110,11 +110,11 @@ EIGHT_RANKS = {"TP2 x PP2": case(tensor=2, pipeline=2)}
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
-STEPS = 2
-"""The second has the weights that the first has made."""
+STEPS = 3
 FULL_STEPS = 50
 COVERED = (
     *("TP2", "PP2", "PP2, loss per token", "PP2, virtual stages", "MoE, EP2", "MTP"),
+    "PP2, virtual stages, uneven loads",
     "hybrid, PP2, uneven stages, uneven loads",
 )
 """What they check is checked by a case that has more; the long run trains all."""

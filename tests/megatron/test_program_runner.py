@@ -18,7 +18,7 @@ from tests.tickets import Late, run_of
 
 pytestmark = pytest.mark.timeout(600)
 
-STEPS = 4
+STEPS = 3
 CUTS = 12
 """The cuts of a step repeat after so many; each case begins with others, and trains with all of them in ``--full``."""
 DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1}

@@ -1,9 +1,10 @@
 """pretrain_gpt.py with an object of its own that keeps something from step to step, and leaves it in the run directory
-for the test."""
+for the test. It waits after each step for STEP_S seconds, so that a job trains few steps while a group comes back."""
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -21,6 +22,7 @@ class SmoothedNorm:
         self.steps, self.norm = 0, 0.0
 
     def after_step(self, step, figures):
+        time.sleep(float(os.environ.get("STEP_S", "0")))
         self.steps, self.norm = self.steps + 1, 0.9 * self.norm + 0.1 * (figures.get("grad_norm") or 0.0)
         name = f"norm-{os.environ['SPARE_GROUP']}-{os.environ['SPARE_POSITION']}.json"
         (Path(os.environ["SPARE_RUN_DIR"]) / name).write_text(json.dumps([step, self.steps, self.norm]))

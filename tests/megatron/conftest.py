@@ -1,8 +1,9 @@
-"""A failure-free job that the tests of several files compare with."""
+"""Failure-free jobs that the tests of several files compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,4 +15,26 @@ def dense(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) ->
     from tests.megatron.test_exact import DENSE, train
 
     found: str = once("dense", lambda: train(tmp_path_factory.mktemp("dense"), 1, DENSE)[1])
+    return found
+
+
+@pytest.fixture(scope="session")
+def undisturbed(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run directory of a job whose groups keep a part of the optimizer's state."""
+    from tests.megatron.test_state_redundancy import without_failures
+
+    return Path(once("undisturbed", lambda: without_failures(tmp_path_factory.mktemp("undisturbed"))))
+
+
+@pytest.fixture(scope="session")
+def whole_saves(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Name -> digest of the checkpoints of that job in the middle and at its end, if its groups keep all of it."""
+    from tests.megatron.test_divided_saves import saved, start
+
+    def make() -> dict[str, str]:
+        folder = tmp_path_factory.mktemp("whole")
+        start(folder, "--save-interval", "4").finish(timeout_s=200)
+        return saved(folder)
+
+    found: dict[str, str] = once("whole saves", make)
     return found

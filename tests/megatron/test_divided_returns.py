@@ -25,7 +25,6 @@ from tests.megatron.test_state_redundancy import (
     start,
     states,
     weights,
-    without_failures,
 )
 from tests.process.harness import Job, launch
 
@@ -38,11 +37,6 @@ BACK = "slow=12:group=0,position=0,step=4,at=forward,n=0"
 """The time in which a group that was killed before starts again at least."""
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return without_failures(tmp_path_factory.mktemp("undisturbed"))
-
-
 def members(job: Job) -> list[int]:
     """How many groups each step had."""
     return [line["live_groups"] for line in job.metrics]
@@ -53,18 +47,16 @@ def copies(job: Job) -> dict[str, Any]:
     return (read_json(RunDirectory(job.run_dir).status) or {}).get("state_copies") or {}
 
 
-def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Job) -> None:
+def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Path, whole_saves: dict[str, str]) -> None:
     """Saves are ordered while a group comes back, and with the commit that makes it a member."""
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
     saves = ("--save", str(tmp_path / "save"), "--save-interval", "4")
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, *saves, inject=(*kills, BACK, BACK.replace("step=4", "step=7")))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
-    check_bits(job, undisturbed)
-    start(tmp_path / "whole", "--save", str(tmp_path / "of-whole"), "--save-interval", "4").finish(timeout_s=200)
-    for step in (4, 8):
-        one, other = (digest(tmp_path / where / f"iter_{step:07d}", optimizer=True) for where in ("save", "of-whole"))
-        assert one == other, f"the checkpoint of step {step}"
+    check_bits(job.run_dir, undisturbed)
+    for name in ("iter_0000004", "iter_0000008"):
+        assert digest(tmp_path / "save" / name, optimizer=True) == whole_saves[name]
 
 
 def check_levels(job: Job) -> None:
@@ -87,12 +79,12 @@ def start_measured(run_dir: Path, *flags: str, inject: Sequence[str]) -> Job:
     return launch(run_dir, *words, groups=3, group_size=None, script=MEASURED, inject=inject, environ=environ)
 
 
-def test_shards_move_to_a_group_that_is_back(tmp_path: Path, undisturbed: Job) -> None:
+def test_shards_move_to_a_group_that_is_back(tmp_path: Path, undisturbed: Path) -> None:
     """While it is gone the others keep three shards each."""
     job = start_measured(tmp_path / "run", inject=("sigkill:group=1,step=2,at=reduce", BACK))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 3, 3], "the group was back too late, or never gone"
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
     check_levels(job)
 
 
@@ -112,9 +104,9 @@ def test_shards_move_again_and_again(tmp_path: Path) -> None:
     assert [counts[at] for at in (0, 2, 5, 7, 13, 15, 23)] == [3, 2, 3, 2, 3, 2, 3], (
         f"too late, or never gone: {counts}"
     )
-    assert weights(job) == weights(whole)
-    expected = {at: value for at, value in states(whole).items() if at[0]}
-    assert {at: value for at, value in states(job).items() if at[0]} == expected
+    assert weights(job.run_dir) == weights(whole.run_dir)
+    expected = {at: value for at, value in states(whole.run_dir).items() if at[0]}
+    assert {at: value for at, value in states(job.run_dir).items() if at[0]} == expected
     check_levels(job)
 
 
@@ -128,29 +120,28 @@ def test_shards_move_again_and_again(tmp_path: Path) -> None:
     ids=["in its gather", "before it reports that it has caught up", "the lowest of those that give"],
 )
 def test_a_group_is_killed_while_another_comes_back(
-    tmp_path: Path, undisturbed: Job, second: str, expected: list[int]
+    tmp_path: Path, undisturbed: Path, second: str, expected: list[int]
 ) -> None:
     kills = ("sigkill:group=1,step=2,at=reduce", second)
     waits = [BACK.replace("group=0", "group=2"), BACK.replace("group=0", "group=2").replace("step=4", "step=6")]
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     assert members(job) == expected, "a group was back too late, or never gone"
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
 
 
 def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     """Checksums of a shard on two ranks are joined in another way where groups keep all: here two jobs are compared
-    that keep some."""
-    whole, some = start(tmp_path / "whole", *PP2), start(tmp_path / "some", *PP2, *DIVIDED)
-    for one in (whole, some):
-        one.finish(timeout_s=200)
-    assert weights(some) == weights(whole)
+    that keep some. (Where no group is lost, they have the checkpoints of those that keep all:
+    :mod:`.test_divided_saves`.)"""
+    some = start(tmp_path / "some", *PP2, *DIVIDED)
+    some.finish(timeout_s=200)
     kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=0,position=0,step=6,at=gather")
     waits = [BACK.replace("group=0", "group=2"), BACK.replace("group=0", "group=2").replace("step=4", "step=7")]
     job = start(tmp_path / "run", *PP2, *DIVIDED, *RETURNS, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
-    check_bits(job, some)
+    check_bits(job.run_dir, some.run_dir)
 
 
 def test_experts_come_back_and_are_saved(tmp_path: Path) -> None:
@@ -166,13 +157,13 @@ def test_experts_come_back_and_are_saved(tmp_path: Path) -> None:
     job = start(tmp_path / "run", *flags, *saves, *DIVIDED, *RETURNS, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
-    assert weights(job) == weights(whole)
+    assert weights(job.run_dir) == weights(whole.run_dir)
     for step in (4, 8):
         one, other = (digest(tmp_path / where / f"iter_{step:07d}", optimizer=True) for where in ("save", "of-whole"))
         assert one == other, f"the checkpoint of step {step}"
 
 
-def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Job) -> None:
+def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Path) -> None:
     """No other one is left: the job has one copy of the shard until the lost group is back, and says so."""
     faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", BACK)
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=faults)
@@ -181,7 +172,7 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
     assert (known["hosts"]["0"], known["unable"]) == ([0], {"0": [2]})
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 3, 3], "a group was back too late, or never gone"
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
     said = re.findall(
         r"^spare: (.*(?: copies|cannot keep state shard) .*)$", (job.run_dir / "launch.out").read_text(), re.MULTILINE
     )
@@ -191,7 +182,7 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
     assert copies(job)["copying"] == {}
 
 
-def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Job) -> None:
+def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Path) -> None:
     job = start(
         tmp_path / "run", *DIVIDED, *RETURNS, "--spare-standby-groups", "1", inject=(BACK, BACK.replace("4", "5"))
     )
@@ -201,14 +192,14 @@ def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturb
     counts = members(job)
     assert 2 in counts, "the group was never gone"
     assert counts[-1] == 3, "the standby was too late"
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
 
 
-def test_the_only_copy_of_a_shard_moves_before_its_group_leaves(tmp_path: Path, undisturbed: Job) -> None:
+def test_the_only_copy_of_a_shard_moves_before_its_group_leaves(tmp_path: Path, undisturbed: Path) -> None:
     job = start(tmp_path / "run", "--spare-state-redundancy", "1", inject=(BACK,))
     job.wait_for_step(3, 100)
     assert drain_command.main([str(job.run_dir), "--group", "1", "--no-wait"]) == 0
     job.finish(timeout_s=200)
     assert members(job)[0] == 3
     assert members(job)[-1] == 2, "the group never left"
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)

@@ -74,13 +74,12 @@ def test_checkpoints_have_the_bits_of_those_of_whole_groups(
     ids=["whole groups go on", "divided groups go on", "more groups go on"],
 )
 def test_a_job_goes_on_from_such_a_checkpoint(
-    tmp_path: Path, before: Sequence[str], groups: int, after: Sequence[str]
+    tmp_path: Path, whole_saves: dict[str, str], before: Sequence[str], groups: int, after: Sequence[str]
 ) -> None:
-    start(tmp_path / "whole").finish(timeout_s=200)
     start(tmp_path / "before", *before, "--exit-interval", "3").finish(timeout_s=200)
     first = tmp_path / "before" / "save"
     start(tmp_path / "after", "--load", str(first), *after, groups=groups).finish(timeout_s=200)
-    assert saved(tmp_path / "after")["iter_0000008"] == saved(tmp_path / "whole")["iter_0000008"]
+    assert saved(tmp_path / "after")["iter_0000008"] == whole_saves["iter_0000008"]
 
 
 def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, whole: dict[str, str]) -> None:
@@ -124,6 +123,6 @@ def test_sums_in_fp32(tmp_path: Path) -> None:
         job.finish(timeout_s=250)
     assert saved(tmp_path / "divided") == saved(tmp_path / "whole")
     assert "iter_0000008" in saved(tmp_path / "struck")
-    copies = states(jobs["struck"])
+    copies = states(jobs["struck"].run_dir)
     assert {step for step, _ in copies} == set(range(9))
     assert all(len(checksums) == 1 for checksums in copies.values())

@@ -42,7 +42,8 @@ SCRIPT = "tests/data/pretrain_remembering.py"
 
 def train(run_dir: Path, layout: str, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
     words = (*FLAGS, *LAYOUTS[layout], *flags, "--save", str(run_dir / "save"), "--save-interval", "1000")
-    return launch(run_dir, *words, groups=groups, group_size=None, script=SCRIPT, inject=inject)
+    environ = {"STEP_S": "0.3"} if inject else {}
+    return launch(run_dir, *words, groups=groups, group_size=None, script=SCRIPT, inject=inject, environ=environ)
 
 
 @pytest.mark.timeout(900)

@@ -66,7 +66,13 @@ MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for 
 def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
     words = (*FLAGS, *flags, "--save", str(run_dir / "save"))
     return launch(
-        run_dir, *words, groups=groups, group_size=None, script="tests/data/pretrain_remembering.py", inject=inject
+        run_dir,
+        *words,
+        groups=groups,
+        group_size=None,
+        script="tests/data/pretrain_remembering.py",
+        inject=inject,
+        environ={"STEP_S": "0.3"} if inject else {},
     )
 
 

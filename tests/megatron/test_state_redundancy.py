@@ -39,51 +39,46 @@ def start(run_dir: Path, *flags: str, inject: Sequence[str] = ()) -> Job:
     return launch(run_dir, *FLAGS, *flags, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
 
 
-def results(job: Job) -> list[ReductionResult]:
+def results(run_dir: Path) -> list[ReductionResult]:
     """What ok votes had."""
-    events = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
+    events = [record.event for record in journal.read(run_dir / "journal.jsonl")]
     return [event.result for event in events if isinstance(event, Vote) and event.result.ok]
 
 
-def weights(job: Job) -> dict[int, set[str]]:
+def weights(run_dir: Path) -> dict[int, set[str]]:
     """Step -> digests of the weights after it, as all votes have them."""
     found: dict[int, set[str]] = {}
-    for result in results(job):
+    for result in results(run_dir):
         found.setdefault(result.step - 1, set()).add(first_part(result.weights_digest))
     return found
 
 
-def states(job: Job) -> dict[tuple[int, int], set[int]]:
+def states(run_dir: Path) -> dict[tuple[int, int], set[int]]:
     """(step, state shard) -> checksums of its copies after the step."""
     found: dict[tuple[int, int], set[int]] = {}
-    for result in results(job):
+    for result in results(run_dir):
         for shard, checksum in result.state:
             found.setdefault((result.step - 1, shard), set()).add(checksum)
     return found
 
 
-def without_failures(folder: Path) -> Job:
-    """The job without failures in which each state shard has two copies. It has the weights of the one in which every
-    group keeps all state."""
+def without_failures(folder: Path) -> str:
+    """Where the job without failures ran in which each state shard has two copies. It has the weights of the one in
+    which every group keeps all state."""
     jobs = [start(folder / "whole"), start(folder / "divided", *DIVIDED)]
     for job in jobs:
         job.finish(timeout_s=200)
-    whole, divided = jobs
+    whole, divided = (job.run_dir for job in jobs)
     assert weights(divided) == weights(whole)
     assert set(weights(divided)) == set(range(STEPS + 1)), "a step without votes"
-    return divided
+    return str(divided)
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    return without_failures(tmp_path_factory.mktemp("undisturbed"))
-
-
-def check_bits(job: Job, undisturbed: Job) -> None:
+def check_bits(run_dir: Path, undisturbed: Path) -> None:
     """Weights after every step, and each copy of a shard after each, are the same bits. (Those of groups that keep all
     are compared in checkpoints: :mod:`.test_divided_saves`.)"""
-    assert weights(job) == weights(undisturbed)
-    expected, found = states(undisturbed), states(job)
+    assert weights(run_dir) == weights(undisturbed)
+    expected, found = states(undisturbed), states(run_dir)
     assert expected.keys() >= {(step, shard) for step in range(1, STEPS) for shard in range(GROUPS)}
     assert {at: value for at, value in found.items() if at[0]} == {at: value for at, value in expected.items() if at[0]}
     assert all(len(value) == 1 for value in found.values()), "copies that differ"
@@ -105,12 +100,12 @@ def check_bits(job: Job, undisturbed: Job) -> None:
     ],
 )
 def test_two_copies_of_each_shard_give_the_bits_of_three(
-    tmp_path: Path, undisturbed: Job, kills: Sequence[str]
+    tmp_path: Path, undisturbed: Path, kills: Sequence[str]
 ) -> None:
     job = start(tmp_path, *DIVIDED, inject=kills)
     lines = job.finish(timeout_s=200)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
 
 
 EXPERTS = (
@@ -126,7 +121,7 @@ LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward"
 @pytest.mark.parametrize(
     ("flags", "size", "kills"),
     [
-        ((*STAGES, "--global-batch-size", "12"), 2, LAST),
+        (STAGES, 2, LAST),
         pytest.param(
             ("--spare-inner-data-parallel", "2", "--global-batch-size", "12"),
             2,
@@ -181,7 +176,7 @@ def test_other_jobs_have_the_same_bits_too(
         assert bool(early) == (flags == OVERLAP), f"{early} buckets were sent before everything was computed"
         zeros.append([line.get("num_zeros") for line in lines])
         norms.append([line.get("params_norm") for line in lines])
-        jobs.append(job)
+        jobs.append(job.run_dir)
     whole, undisturbed, struck = jobs
     assert weights(whole) == weights(undisturbed) == weights(struck)
     assert zeros[0] == zeros[1] == zeros[2]
@@ -235,13 +230,13 @@ def test_a_flipped_bit_is_found_before_the_next_commit(
     job.finish(job.process.returncode)
 
 
-def test_a_flipped_bit_in_what_was_converted_is_found_and_reduced_again(tmp_path: Path, undisturbed: Job) -> None:
+def test_a_flipped_bit_in_what_was_converted_is_found_and_reduced_again(tmp_path: Path, undisturbed: Path) -> None:
     job = start(tmp_path, *DIVIDED, inject=("bitflip:group=1,position=0,step=4,at=reduce",))
     lines = job.finish(timeout_s=200)
     assert [line["live_groups"] for line in lines] == [GROUPS] * STEPS
     shown = (job.run_dir / "launch.out").read_text()
     assert re.search(r"group 1 failed step 4 in epoch 1: .*reduced result", shown), shown[-3000:]
-    check_bits(job, undisturbed)
+    check_bits(job.run_dir, undisturbed)
 
 
 def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int, int]:

@@ -17,9 +17,11 @@ import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.journal import read, verify
+from spare_megatron.launch.preload_client import ForkedProcess
 from spare_megatron.protocol.messages import Lost
 from spare_megatron.runtime.run_directory import RunDirectory, read_json
 from tests import preloaded
+from tests.process.harness import FORKING
 
 ROOT = Path(__file__).parents[2]
 CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")
@@ -40,25 +42,30 @@ class LaunchedJob:
         under: str = "",
         own_parent: bool = False,
     ) -> None:
-        """``under``: the words before the launcher's. ``own_parent``: its ranks are forked by a parent that it starts
-        itself, as always ``under`` another program, and not by that of the tests."""
+        """``under``: the words before the launcher's. ``own_parent``: it is no fork of the tests' parent, and starts a
+        parent for its ranks itself, as always ``under`` another program."""
         self.run_dir = RunDirectory(path / "run")
         path.mkdir(exist_ok=True)
         self.output = path / output
         launcher, _, client = words.partition("--- ")
-        command = [*under.split(), sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch"]
-        command += ["--num-groups", str(groups)]
-        command += ["--group-size", str(size), "--run-dir", str(self.run_dir.path), *launcher.split()]
-        listening = {} if under or own_parent else {preloaded.LISTENING: preloaded.socket_path()}
-        with self.output.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*command, *CLIENT, *client.split(), "--spare-max-group-restarts", "0"],
-                cwd=ROOT,
-                env={**preloaded.environment(), **listening},
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        flags = ["--num-groups", str(groups), "--group-size", str(size), "--run-dir", str(self.run_dir.path)]
+        flags += [*launcher.split(), *CLIENT, *client.split(), "--spare-max-group-restarts", "0"]
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if under or own_parent:
+            command = [*under.split(), sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", *flags]
+            with self.output.open("wb") as out:
+                self.process = subprocess.Popen(
+                    command,
+                    cwd=ROOT,
+                    env=preloaded.environment(),
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        else:
+            self.output.write_bytes(b"")
+            environ = {**preloaded.environment(), preloaded.LISTENING: preloaded.socket_path()}
+            self.process = preloaded.fork_module(FORKING, flags, environ, self.output, strict=True)
         self.pids: set[int] = set()
 
     def until(self, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
@@ -152,7 +159,7 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
 
 def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> None:
     """A rank of one group, by its pid in processes.json; seen within 100 ms, and the rest of its group is ended."""
-    job = launch(f"--- --steps 60 --piece-s 0.01 {EXITS_FIRST}", groups=3, size=2)
+    job = launch(f"--- --steps 30 --piece-s 0.01 {EXITS_FIRST}", groups=3, size=2)
     job.until(lambda: job.committed() >= 5)
     other = job.pid(1, 0)
     os.kill(job.pid(1, 1), signal.SIGKILL)
@@ -164,14 +171,14 @@ def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> No
     ]
     record = next(r for r in read(job.run_dir.journal) if isinstance(r.event, Lost))
     assert record.time_unix_s - killed_s < 1.0, "0.1 s on an idle machine"
-    assert [line["step"] for line in job.metrics()] == list(range(1, 61))
+    assert [line["step"] for line in job.metrics()] == list(range(1, 31))
     [masked] = [line for line in job.metrics() if line["recovery"]]
     assert masked["recovery"]["lost_groups"] == [1]
     assert not Path(f"/proc/{other}").exists()
     summary = read_json(job.run_dir.summary)
     assert summary is not None
-    assert (summary["steps"], summary["failures_masked"], summary["steps_lost"]) == (60, 1, 0)
-    assert " iteration       60/      60 |" in job.text()
+    assert (summary["steps"], summary["failures_masked"], summary["steps_lost"]) == (30, 1, 0)
+    assert " iteration       30/      30 |" in job.text()
     assert read_json(job.run_dir.processes) == {"coordinator": {"pid": None}, "ranks": [], "waiting": []}
     assert "started again" not in job.text(), "without --spare-max-group-restarts a lost group stays lost"
 
@@ -319,11 +326,11 @@ def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> 
     ],
 )
 def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--run-dir", str(tmp_path / "run")]
-    done = subprocess.run([*command, *words.split()], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == ExitCode.BAD_INPUT
-    assert message in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    flags, log = ["--run-dir", str(tmp_path / "run"), *words.split()], tmp_path / "log"
+    done = preloaded.fork_module("spare_megatron.cli.launch", flags, preloaded.environment(), log, strict=True)
+    assert done.wait(60.0) == ExitCode.BAD_INPUT
+    [line] = log.read_text().splitlines()
+    assert message in line
 
 
 def test_status_of_a_running_and_of_an_ended_job(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def lost(lines: list[dict]) -> list[int]:
     return [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
 
 
-@pytest.mark.parametrize("position", [None, 0, 1], ids=["group", "leader", "rank1"])
+@pytest.mark.parametrize(
+    "position", [None, pytest.param(0, marks=pytest.mark.full), 1], ids=["group", "leader", "rank1"]
+)
 def test_a_death_at_each_point_of_the_step(tmp_path: Path, failure_free: dict[str, str], position: int | None) -> None:
     where = "" if position is None else f",position={position}"
     inject = [

@@ -21,6 +21,7 @@ from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
 from tests import preloaded
 from tests.process.harness import Job, launch, toy_digests
+from tests.process.returning import failure_free_pipeline
 
 pytestmark = pytest.mark.timeout(400)
 PIECES, STEPS = 2, 150
@@ -74,8 +75,6 @@ def stopped(run_dir: Path, save: Path, groups: int, whom: str, number: signal.Si
 
 def check_stops(tmp_path: Path, groups: int, stops: list[tuple[str, signal.Signals]]) -> None:
     """One job that is stopped in each of these ways, and goes on each time, ends as one that nobody stopped."""
-    failure_free = launch(tmp_path / "failure-free", *WORDS, "--pieces", str(groups * PIECES), groups=1)
-    failure_free.finish()
     save, last = tmp_path / "save", 0
     for number, (whom, how) in enumerate(stops):
         print(f"{how.name} to {whom}, after step {last}")
@@ -86,7 +85,7 @@ def check_stops(tmp_path: Path, groups: int, stops: list[tuple[str, signal.Signa
     words = (*WORDS, "--pieces", str(PIECES), "--save", str(save), "--load")
     end = launch(tmp_path / "end", *words, groups=groups)
     assert [line["step"] for line in end.finish()] == list(range(last + 1, STEPS + 1))
-    right = {name.rpartition("-")[2]: digest for name, digest in toy_digests(failure_free.run_dir).items()}
+    right = {str(position): one for position, one in enumerate(failure_free_pipeline(STEPS, groups, PIECES)[-1])}
     found = toy_digests(end.run_dir)
     assert len(found) == 2 * groups
     assert {name: right[name.rpartition("-")[2]] for name in found} == found

@@ -161,7 +161,7 @@ def walk(num_groups: int, fewest: int, picks: list[int]) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@settings(max_examples=200, print_blob=True)
+@settings(max_examples=120, print_blob=True)
 @given(
     shape=st.sampled_from([(2, 1, 3), (2, 2, 3), (3, 2, 3), (3, 3, 2), (4, 2, 2), (4, 3, 1), (5, 2, 2), (5, 3, 1)]),
     consecutive=st.booleans(),
@@ -188,7 +188,7 @@ def test_optimum_by_brute_force(
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-@settings(max_examples=80, print_blob=True)
+@settings(max_examples=50, print_blob=True)
 @given(
     num_groups=st.integers(4, 24),
     redundancy=st.integers(2, 5),

@@ -33,7 +33,7 @@ def check_end(
     assert plan.moves == fewest_moves(placement, live, units, plan.end // takes, previous)
 
 
-@settings(max_examples=300, print_blob=True, deadline=None)
+@settings(max_examples=200, print_blob=True, deadline=None)
 @given(
     shape=st.sampled_from([(2, 1, 3), (2, 2, 4), (3, 2, 3), (3, 3, 2), (4, 2, 2), (4, 3, 1)]),
     consecutive=st.booleans(),
@@ -55,7 +55,7 @@ def test_optimum_by_brute_force(
         previous = plan
 
 
-@settings(max_examples=80, print_blob=True, deadline=None)
+@settings(max_examples=50, print_blob=True, deadline=None)
 @given(
     num_groups=st.integers(4, 24),
     redundancy=st.integers(2, 5),

@@ -331,7 +331,7 @@ SILENT_LINKS_AND_GROUP = (
     [Fault("links", 3, 2, 299, 6), Fault("hang", 2, 1, 306, 25), Fault("stop", 1, 0, 373, 23)],
 )
 """All groups stand still, and one of them is silent, in the same look."""
-SETTINGS = settings(max_examples=40, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=25, deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
 
 
 @SETTINGS

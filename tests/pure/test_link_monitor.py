@@ -91,7 +91,7 @@ def _two_epochs(kind: str, size: int, guilty: int, begins_s: float, seed: int, s
     return ends_s - begins_s
 
 
-@settings(max_examples=100, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 @given(st.sampled_from(KINDS), st.integers(3, 7), st.integers(0, 6), st.floats(STOOD_S, 2.0), st.integers(0, 1 << 30))
 @example("whole link", 7, 5, 0.015625, 5)  # silent between the connections and the first beat
 def test_the_guilty_group_is_found_within_two_timeouts(
@@ -102,7 +102,7 @@ def test_the_guilty_group_is_found_within_two_timeouts(
     assert took_s < 2 * TIMEOUT_S + SLACK_S + computes_s
 
 
-@settings(max_examples=100, print_blob=True)
+@settings(max_examples=60, print_blob=True)
 @given(
     st.sampled_from(KINDS),
     st.integers(4, 7),

@@ -22,7 +22,7 @@ GRANULARITY = st.sampled_from(["microbatch", "shard"])
 
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

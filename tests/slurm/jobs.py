@@ -110,7 +110,7 @@ class SlurmJob:
         deadline_s = time.monotonic() + timeout_s
         while not true():
             assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}\n{self.report()}"
-            time.sleep(0.1)
+            time.sleep(0.3)
 
     def until_step(self, step: int, timeout_s: float = 90.0) -> None:
         """Until ``step`` is committed."""
@@ -172,7 +172,7 @@ def until_reported(*flags: str, groups: int | None = None, size: int = 1) -> tup
     """The command of a job of groups of ``size`` ranks that trains until it is asked to leave, and is not queued again.
     With ``groups`` not all nodes are used. ``flags`` are further ones of a rank."""
     number = () if groups is None else ("--num-groups", str(groups))
-    toy = (*TOY, "--steps", "3000", "--piece-s", "0.1", *flags)
+    toy = (*TOY, "--steps", "3000", "--piece-s", "0.2", *flags)
     return (*OWN, "--no-requeue", "--group-size", str(size), *number, *toy)
 
 

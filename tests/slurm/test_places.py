@@ -24,7 +24,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
 ) -> None:
     """Three groups of two nodes and a spare one. A group whose process dies is started again where it ran. When nothing
     is spare any more, a node of group 1 and one of group 2 die at once: the two that are left are one whole group."""
-    words = until_reported("--piece-s", "0.05", groups=3, size=2)
+    words = until_reported("--piece-s", "0.15", groups=3, size=2)
     job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=7, ranks=1)
     job.until_step(4)
     before = job.ranks()
@@ -57,7 +57,7 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
 def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
     """A group of two nodes waits for one that does not answer for a while; then it loses it for good, and a lent one
     completes the group, which is drained before that leaves. Nothing is lent to a job that is over."""
-    words = until_reported("--piece-s", "0.05", groups=2, size=2)
+    words = until_reported("--piece-s", "0.15", groups=2, size=2)
     job = submit(cluster, tmp_path, words, nodes=4, ranks=1)
     job.until_step(4)
     cluster.pause_node("n4", True)

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests import preloaded
+
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
@@ -74,6 +76,12 @@ LONGEST = (
 )
 """The files whose tests last longest, the longest first (``--durations=0`` has their times). scripts/test.sh gives each
 file to one worker: a long one that came late would be all that is left at the end."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers share one preloaded parent, which imports what it needs while they collect their tests."""
+    if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        preloaded.share()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

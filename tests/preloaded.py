@@ -1,8 +1,8 @@
-"""One preloaded parent for the tests of a process: their ranks are forked, and import nothing.
+"""One preloaded parent for the tests: their ranks are forked, and import nothing.
 
-It is started when a test first needs it, and ends with the process of the tests, whose end of its standard input then
-closes. A parent that was started with older files of the package forks nothing, so no test runs other code than it
-should.
+It is started when a test first needs it, or for all workers at once, and ends with the process that has started it,
+whose end of its standard input then closes. A parent that was started with older files of the package forks nothing, so
+no test runs other code than it should.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ SMALLER = "tests.small_mock_data"
 _CONTROL = ("spare_megatron.cli.coordinator", "spare_megatron.cli.launch", "spare_megatron.cli.report")
 """What coordinators and launchers import beside what ranks do."""
 _IMPORTED = (*OF_A_JOB, SMALLER, "tests.quick_end", *_CONTROL, "tests.computed_once")
+_SHARED = "SPARE_TESTS_PARENT"
 READY_S = 120.0
 """How long its imports may take."""
 _ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -44,12 +45,28 @@ def environment() -> dict[str, str]:
     return dict(_ENVIRONMENT)
 
 
+def share() -> None:
+    """Start a parent for the workers among which this process divides the tests; it imports for 5 s, and so would the
+    parent of each of them."""
+    os.environ[_SHARED] = str(_started()[0])
+
+
 @functools.cache
 def socket_path() -> str:
-    """Where the parent listens; starts it."""
-    given = os.environ.get(LISTENING)
-    if given:
-        return given
+    """Where the parent listens; starts it, where no other process has."""
+    given = os.environ.get(_SHARED) or os.environ.get(LISTENING)
+    path, process = (Path(given), None) if given else _started()
+    deadline_s = time.monotonic() + READY_S
+    while not path.exists():
+        ended = process is not None and process.poll() is not None
+        assert not ended, f"the preloaded parent has ended: {path.with_name('log').read_text()}"
+        assert time.monotonic() < deadline_s, "the preloaded parent is not ready"
+        time.sleep(0.02)
+    return str(path)
+
+
+def _started() -> tuple[Path, subprocess.Popen[bytes]]:
+    """Where a new parent will listen, and its process, which ends with this one."""
     folder = Path(tempfile.mkdtemp(prefix="preloaded-"))
     path = folder / "socket"
     with (folder / "log").open("wb") as log:
@@ -70,12 +87,7 @@ def socket_path() -> str:
         shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
-    deadline_s = time.monotonic() + READY_S
-    while not path.exists():
-        assert process.poll() is None, f"the preloaded parent has ended: {(folder / 'log').read_text()}"
-        assert time.monotonic() < deadline_s, "the preloaded parent is not ready"
-        time.sleep(0.02)
-    return str(path)
+    return path, process
 
 
 @functools.cache

@@ -29,7 +29,7 @@ from spare_megatron.runtime.import_variables import import_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALLER = "tests.small_mock_data"
-_CONTROL = ("spare_megatron.cli.coordinator", "spare_megatron.cli.launch", "spare_megatron.cli.report")
+_CONTROL = ("spare_megatron.coordinator.process", "spare_megatron.cli.launch", "spare_megatron.cli.report")
 """What coordinators and launchers import beside what ranks do."""
 _IMPORTED = (*OF_A_JOB, SMALLER, "tests.quick_end", *_CONTROL, "tests.computed_once")
 _SHARED = "SPARE_TESTS_PARENT"

@@ -327,7 +327,7 @@ def test_two_jobs_with_one_run_directory(launch: Callable[..., LaunchedJob]) -> 
 )
 def test_bad_flags_are_one_sentence(words: str, message: str, tmp_path: Path) -> None:
     flags, log = ["--run-dir", str(tmp_path / "run"), *words.split()], tmp_path / "log"
-    done = preloaded.fork_module("spare_megatron.cli.launch", flags, preloaded.environment(), log, strict=True)
+    done = preloaded.fork_module(FORKING, flags, preloaded.environment(), log, strict=True)
     assert done.wait(60.0) == ExitCode.BAD_INPUT
     [line] = log.read_text().splitlines()
     assert message in line

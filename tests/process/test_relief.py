@@ -90,7 +90,7 @@ def test_a_group_that_dies_as_it_gives_back_and_one_that_dies_with_what_it_got(
 
 def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path: Path) -> None:
     """A coordinator dies after that was found, and a group later on."""
-    steps = MEASURED_STEPS + 10
+    steps = MEASURED_STEPS + 12
     words = (*WORDS, "--steps", str(steps))
     inject = (
         *("slow=3x:group=1,step=2", f"coordinator-sigkill:group=0,step={steps - 6},at=forward"),

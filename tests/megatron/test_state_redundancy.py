@@ -273,7 +273,7 @@ def test_a_group_has_memory_for_what_it_keeps() -> None:
     [
         (["--spare-state-redundancy", "0"], "is not between 1 and the 3 groups of the job"),
         (["--spare-state-redundancy", "4"], "is not between 1 and the 3 groups of the job"),
-        (["--spare-state-redundancy", "2", "--fp16"], "the loss scale of --fp16 needs all gradients of all groups"),
+        (["--spare-state-redundancy", "2", "--optimizer", "soap"], "the factors that --optimizer soap has"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(flags: list[str], sentence: str) -> None:

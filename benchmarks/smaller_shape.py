@@ -85,8 +85,8 @@ def _job(scratch: Path, draw: random.Random, cycles: int) -> dict[str, list[dict
             found["smaller"].append(_kill(job, 2, draw))
             found["home beside a smaller one"].append(_kill(job, 1, draw))
             found["way home"].append(_go_home(job, 2, fit))
-            told = ", ".join(f"{change} {found[change][-1]['first_own_s']:.1f} s" for change in CHANGES)
-            print(f"cycle {cycle + 1} of {cycles}: {told}", flush=True)
+            times = ", ".join(f"{change} {found[change][-1]['first_own_s']:.1f} s" for change in CHANGES)
+            print(f"cycle {cycle + 1} of {cycles}: {times}", flush=True)
         job.kill(job.process.pid, number=signal.SIGTERM)
         job.finish(code=ExitCode.REQUEUE)
     finally:

@@ -33,9 +33,8 @@ def levelled(state: State) -> tuple[State, str]:
     named = _named(state, hosts, kept)
     if named is not None:
         hosts.append(named)
-        words.append(
-            f"group {named.group}, which keeps {counted(kept[named.group], 'state shard')}, gets {named.shard}"
-        )
+        few = counted(kept[named.group], "state shard")
+        words.append(f"group {named.group}, which keeps {few}, gets state shard {named.shard}")
     return (replace(state, state_hosts=tuple(hosts)), "; ".join(words)) if words else (state, "")
 
 

@@ -109,9 +109,10 @@ class Process:
         )
 
     def figures(self) -> dict[str, int]:
-        """What must not grow with epochs."""
+        """What must not grow with epochs, once the old epoch's connections are closed and those for the next loss are
+        made."""
         until_s = time.monotonic() + 30.0
-        while self.replicas.lingering and time.monotonic() < until_s:
+        while (self.replicas.lingering or not self.replicas.ready) and time.monotonic() < until_s:
             time.sleep(0.01)
         status = Path("/proc/self/status").read_text().splitlines()
         memory = next(int(line.split()[1]) >> 10 for line in status if line.startswith("VmRSS"))

@@ -9,18 +9,20 @@ to the rank at the same position of the other groups of the epoch (:mod:`spare_m
 reduction, a gather ends with its epoch, and is repeated in the next one.
 
 All members of a ring have the same order of operations. An epoch begins with a gather of the parameters after t*, the
-last committed step, and of the state of shards with new hosts. Then each reduction whose step is committed in that
-epoch is followed by a gather after that step. What a gather reads does not change before the next commit, because that
-needs every member's vote, and a vote needs the gather. Gathers have a thread of their own, and a rank that lacks
-nothing computes meanwhile. Otherwise a rank could wait in a pipeline for a rank that waits for it in a gather.
+last committed step, if a member says that it lacks them, and of the state of shards with new hosts. Then each reduction
+whose step is committed in that epoch is followed by a gather after that step. What a gather reads does not change
+before the next commit, because that needs every member's vote, and a vote needs the gather. Gathers have a thread of
+their own, and a rank that lacks nothing computes meanwhile. Otherwise a rank could wait in a pipeline for a rank that
+waits for it in a gather.
 
 If the commit of a step orders a save, or ends the run of a job that saves, the state of all shards follows the
 parameters in that gather, one shard after the other. The group that saves keeps all of it, in host memory, until it has
 copied its share of the checkpoint; the others have memory for one shard of it at a time.
 
-The gather with which an epoch begins also brings what is no part of any shard (scales of sums, the learning-rate
-schedule, a script's own state): the lowest of the primaries puts it in. So a group that comes back, or a standby that
-takes its place, has all that it needs after that gather (:mod:`spare_megatron.worker.shard_joining`).
+Beside the parameters after t*, the gather with which an epoch begins brings what is no part of any shard (scales of
+sums, the learning-rate schedule, a script's own state): the lowest of the primaries puts it in. So a group that comes
+back, or a standby that takes its place, has all that it needs after that gather
+(:mod:`spare_megatron.worker.shard_joining`).
 
 Promises: no piece of step t + 1 begins without all parameters after t; nothing is reduced in an epoch before all new
 hosts have their state. No group is blamed for a gather that ended with its epoch; a gather that fails by itself is a
@@ -385,20 +387,17 @@ class ShardGather:
             self._end(view, step, None)
             return
         mine = {shard for shard, group in primaries.items() if group == view.group}
-        order = sorted(primaries, key=lambda shard: (primaries[shard], shard))
         self._inject("gather", step, 0)
         received, saved = dict[int, torch.Tensor](), dict[int, torch.Tensor]()
         with self._turn:
-            flat, sizes = self._shards.weights(order, mine), self._shards.weight_sizes()
-            given = Counter[int]()
-            for shard, group in primaries.items():
-                given[group] += sizes[shard]
-            outcome = self._gathered(view, [flat], [_shares(view, given)])
-            if outcome.ok and step > self._whole:
-                self._shards.take_weights(flat, order, self._shards.kept or ())
-            del flat  # that of all parameters
+            outcome, lacking = ReduceOutcome(ok=True, stale=False), True
+            if first:
+                outcome = self._gathered(view, [], [], {"lacking": float(step > self._whole)})
+                lacking = outcome.ok and outcome.scalars["lacking"] > 0
+            if lacking:
+                outcome = self._gather_weights(view, step, primaries, mine)
             if outcome.ok and first:
-                outcome, received = self._begin_epoch(view, primaries)
+                outcome, received = self._begin_epoch(view, primaries, lacking)
             for shard in range(self._shards.number if self._ordered == step else 0):
                 if not outcome.ok:
                     break
@@ -412,29 +411,47 @@ class ShardGather:
                 return
             self._end(view, step, outcome, received, saved)
 
-    def _begin_epoch(self, view: View, primaries: Mapping[int, int]) -> tuple[ReduceOutcome, dict[int, torch.Tensor]]:
-        """Gather the state of shards with new hosts, as far as these need it, and what is in no shard. Returns the
-        outcome, and the state of the shards that the group is to keep and lacks."""
+    def _gather_weights(
+        self, view: View, step: int, primaries: Mapping[int, int], mine: Collection[int]
+    ) -> ReduceOutcome:
+        """Gather the parameters after ``step``. ``mine``: the shards of which this group is primary."""
+        order = sorted(primaries, key=lambda shard: (primaries[shard], shard))
+        flat, sizes = self._shards.weights(order, mine), self._shards.weight_sizes()
+        given = Counter[int]()
+        for shard, group in primaries.items():
+            given[group] += sizes[shard]
+        outcome = self._gathered(view, [flat], [_shares(view, given)])
+        if outcome.ok and step > self._whole:
+            self._shards.take_weights(flat, order, self._shards.kept or ())
+        return outcome
+
+    def _begin_epoch(
+        self, view: View, primaries: Mapping[int, int], lacking: bool
+    ) -> tuple[ReduceOutcome, dict[int, torch.Tensor]]:
+        """Gather the state of shards with new hosts, as far as these need it, and what is in no shard if a member is
+        ``lacking`` it. Returns the outcome, and the state of the shards that the group is to keep and lacks."""
         to: dict[int, set[int]] = {}
         for host in view.state_hosts:
             if not host.counts:
                 to.setdefault(host.shard, set()).add(host.group)
         states = {shard: self._state(shard, primaries[shard] == view.group) for shard in sorted(to)}
         shares = [_shares(view, {primaries[shard]: one.numel()}, to[shard]) for shard, one in states.items()]
-        giver = min(primaries.values())
-        unsharded = packed(self._engine) if giver == view.group else torch.empty(0, dtype=torch.int32)
+        giver, unsharded = min(primaries.values()), torch.empty(0, dtype=torch.int32)
+        if lacking and giver == view.group:
+            unsharded = packed(self._engine)
         outcome = self._gathered(view, list(states.values()), shares, {"unsharded": unsharded.numel()})
         if not outcome.ok:
             return outcome, {}
-        numel = int(outcome.scalars["unsharded"])
-        if giver != view.group:
-            unsharded = torch.empty(numel, dtype=torch.int32)
-        outcome = self._gathered(view, [unsharded], [_shares(view, {giver: numel})])
-        if outcome.ok and self._joins:
-            self._unsharded = unsharded
+        if lacking:
+            numel = int(outcome.scalars["unsharded"])
+            if giver != view.group:
+                unsharded = torch.empty(numel, dtype=torch.int32)
+            outcome = self._gathered(view, [unsharded], [_shares(view, {giver: numel})])
+            if outcome.ok and self._joins:
+                self._unsharded = unsharded
         hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
-        lacking = hosted - (self._shards.kept or frozenset())
-        return outcome, {shard: one for shard, one in states.items() if shard in lacking}
+        missing = hosted - (self._shards.kept or frozenset())
+        return outcome, {shard: one for shard, one in states.items() if shard in missing}
 
     def _gathered(
         self,

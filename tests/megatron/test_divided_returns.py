@@ -130,6 +130,7 @@ def test_a_group_is_killed_while_another_comes_back(
     check_bits(job.run_dir, undisturbed)
 
 
+@pytest.mark.full  # experts that come back have two ranks as well
 def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     """Checksums of a shard on two ranks are joined in another way where groups keep all: here two jobs are compared
     that keep some. (Where no group is lost, they have the checkpoints of those that keep all:

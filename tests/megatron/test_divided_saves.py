@@ -70,7 +70,11 @@ def test_checkpoints_have_the_bits_of_those_of_whole_groups(
 
 @pytest.mark.parametrize(
     ("before", "groups", "after"),
-    [pytest.param(DIVIDED, 3, (), marks=pytest.mark.full), ((), 3, DIVIDED), (DIVIDED, 6, DIVIDED)],
+    [
+        pytest.param(DIVIDED, 3, (), marks=pytest.mark.full),
+        pytest.param((), 3, DIVIDED, marks=pytest.mark.full),
+        (DIVIDED, 6, DIVIDED),
+    ],
     ids=["whole groups go on", "divided groups go on", "more groups go on"],
 )
 def test_a_job_goes_on_from_such_a_checkpoint(

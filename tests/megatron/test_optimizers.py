@@ -265,7 +265,7 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path, optimizer: str) -
 
 
 DIVIDED = {
-    "ademamix": (("--optimizer", "ademamix", "--bf16", *WARMED), ()),
+    "ademamix": (("--optimizer", "ademamix", "--bf16", *WARMED), pytest.mark.full),
     "sgd": ((*PP2, "--optimizer", "sgd", "--lr", "1e-2"), pytest.mark.full),
     "muon": (JOBS["muon"][0], needs_emerging),
     "dist_muon, bf16": (JOBS["dist_muon, bf16"][0], needs_emerging),

@@ -60,7 +60,6 @@ LAYOUTS = {
     "relief": ((*PP2, "--spare-relief", "--spare-schedule", "tickets"), "1"),
 }
 """Flags, and the stages of the smaller shape."""
-MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
 
 
 def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ()) -> Job:
@@ -141,7 +140,8 @@ def test_two_groups_in_a_smaller_shape_carry_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("layout", MANY)
+@pytest.mark.full  # one that cuts the stages of home is above
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, layout: str) -> None:
     """Group 0 comes back with fewer stages. Then group 1 comes back home, with state of group 0, which also saves."""
     flags, stages = LAYOUTS[layout]

@@ -216,3 +216,14 @@ def _smaller_shapes(page: str) -> Iterator[Claim]:
         "3 groups",
         tuple(copies("cpu_ratio", case=case, **two) for case in ("1 x 4 groups, K=8", "PP2 x 3 groups, K=4")),
     )
+    masked, back = Results("masked_failure_state.json"), Results("recovery_state.json")
+    yield Claim(
+        page,
+        "a masked failure takes {} s with two copies and {} s with whole states",
+        tuple(masked("median_s", part="total_s", state_copies=number) for number in (2, 4)),
+    )
+    made = (masked("median_s", part=part, state_copies=2) for part in ("copied_mb", "whole_s"))
+    yield Claim(page, "before the next sum: {} MB, {} s after the signal", tuple(made))
+    again = (back("median_s", part="whole again", state_copies=number) for number in (2, 4))
+    yield Claim(page, "computes pieces again after {} s where it takes {} s with whole states", tuple(again))
+    yield Claim(page, "has its parts {} s later", (back("median_s", part="level", state_copies=2),))

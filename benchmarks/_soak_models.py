@@ -152,7 +152,8 @@ class Megatron(Model):
     @property
     def flags(self) -> tuple[str, ...]:
         return (
-            *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+            *("--num-layers", str(2 * self.group_size), "--hidden-size", "64", "--num-attention-heads", "4"),
+            *("--seq-length", "32"),
             *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--global-batch-size", "12"),
             *("--lr", "1e-3", "--clip-grad", "1.0", "--train-iters", str(FOREVER), "--mock-data"),
             *("--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--attention-dropout", "0.1"),

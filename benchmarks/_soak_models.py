@@ -34,6 +34,8 @@ class Model(ABC):
     """The heartbeat time-out."""
     also: tuple[str, ...]
     """Further flags of the soaked job."""
+    shapes: tuple[str, ...] = ()
+    """Flags of both jobs that say in which shapes groups may come back."""
 
     def hosts(self) -> list[list[int]]:
         """The groups that host each shard."""
@@ -160,6 +162,7 @@ class Megatron(Model):
             *("--hidden-dropout", "0.1", "--split", "100,0,0", "--eval-iters", "0", "--num-workers", "0"),
             *("--log-interval", "1000", "--pipeline-model-parallel-size", str(self.group_size)),
             *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
+            *self.shapes,
         )
 
     def differences(self, one: Path, other: Path) -> list[str]:

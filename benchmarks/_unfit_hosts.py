@@ -9,6 +9,8 @@ import random
 from pathlib import Path
 
 GROUP = "SPARE_GROUP"
+SHAPES = ("--spare-shapes", "auto")
+"""Of the failure-free job as well: digests are by row, and rows follow from the shapes."""
 
 
 class UnfitHosts:
@@ -32,9 +34,9 @@ class UnfitHosts:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Of the soaked job."""
+        """Of the soaked job, beside :data:`SHAPES`."""
         check = f'[ ! -e {self._folder}/${GROUP} ] || [ "$SPARE_GROUP_SIZE" -lt {self._ranks} ]'
-        return ("--spare-shapes", "auto", "--spare-health-check", check)
+        return ("--spare-health-check", check)
 
     def look(self, now_s: float) -> None:
         """Make the changes that are due."""

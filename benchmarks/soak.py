@@ -41,7 +41,7 @@ from benchmarks._soak_samples import growth
 from benchmarks._soak_verdict import judge
 from benchmarks._soaked_job import Soak
 from benchmarks._strikes import DONE
-from benchmarks._unfit_hosts import UnfitHosts
+from benchmarks._unfit_hosts import SHAPES, UnfitHosts
 from benchmarks._weather import Weather
 from tests.process.harness import RESTARTS
 
@@ -62,7 +62,7 @@ def main() -> int:
     if options.unfit_hosts:
         size = model.groups, model.group_size
         hosts = UnfitHosts(run_dir / "unfit", options.seed, options.minutes * 60, size)
-        model = replace(model, also=(*model.also, *hosts.flags))
+        model = replace(model, also=(*model.also, *hosts.flags), shapes=SHAPES)
     soak = Soak(model, options.seed, options.minutes * 60, gap_s, run_dir, _announce, restarts, weather, hosts)
     wrong: list[str] = []
     try:

@@ -55,7 +55,7 @@ class Model(ABC):
 
     def failure_free(self, run_dir: Path, steps: int) -> Job:
         """The run without failures, of ``steps`` steps."""
-        return self._launch(run_dir, (*self._failure_free(steps), RESTARTS, "0"), 1, ENVIRON)
+        return self._launch(run_dir, (*self._failure_free(steps), RESTARTS, "1" if self.shapes else "0"), 1, ENVIRON)
 
     @property
     @abstractmethod

@@ -215,6 +215,8 @@ class ShardGather:
         if self._shards.kept is None:
             self._begin()
         with self._changed:
+            if self._applied != step:
+                self._unsharded = None  # of an older step
             self._applied = step
             self._note_save(step)
             self._changed.notify_all()

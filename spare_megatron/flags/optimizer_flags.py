@@ -66,7 +66,6 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
     divides = f"with {flag} each of the {groups} groups keeps a part of the optimizer's state, and"
     for refused, why in (
         (ns.optimizer == "soap", "the factors that --optimizer soap has for each matrix are not divided; use another"),
-        (splits(ns, shape), "--use-distributed-optimizer divides it over the ranks of a group; leave that flag out"),
         (ns.fp16, "the loss scale of --fp16 needs all gradients of all groups; use --bf16"),
     ):
         if refused:

@@ -312,8 +312,8 @@ def norm_gradients(part: Any, separate: str | None = None) -> Sequence[Any]:
 
 def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: int) -> list[Any]:
     """Have the norm of one of a chained optimizer's parts be that of ``gradient(main)`` of all that it updates now,
-    whatever it will update later; returns these gradients. Since 0.19 the layers that predict ``tokens_ahead`` further
-    tokens have a norm of their own (:func:`norm_gradients`)."""
+    whatever it will update later; returns these gradients. Where this rank has none (None) nothing counts. Since 0.19
+    the layers that predict ``tokens_ahead`` further tokens have a norm of their own (:func:`norm_gradients`)."""
     from megatron.core import tensor_parallel
     from megatron.core.transformer.module import param_is_not_shared
 
@@ -322,7 +322,8 @@ def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: 
         if param_is_not_shared(main) and tensor_parallel.param_is_not_tensor_parallel_duplicate(
             main, getattr(part, "tp_group", None)
         ):
-            counted.setdefault(getattr(main, _NORM_GROUP, None), []).append(gradient(main))
+            here = gradient(main)
+            counted.setdefault(getattr(main, _NORM_GROUP, None), []).extend([] if here is None else [here])
     if hasattr(part, "get_grads_for_grad_norm"):
         part.get_grads_for_grad_norm = lambda separate=None: counted.get(separate, [])
         part.has_grad_norm_group = lambda separate: tokens_ahead > 0

@@ -106,17 +106,18 @@ def rank_bytes(
     widths = GRADIENT_BYTES[mode]
     names = ("weights", "accumulator", "group_sum", "reduced_result", "optimizer")
     items = dict.fromkeys(names, 0.0)
-    whole = 0.0
+    whole = gathered = 0.0
     for part in parts:
         items["weights"] += weight * part.parameters
         items["accumulator"] += widths.accumulators(piece_microbatches) * part.parameters
         items["group_sum"] += widths.accumulator * part.parameters / part.sharing if part.sharing > 1 else 0.0
         items["reduced_result"] += part.result_bytes(mode)
         whole += optimizer * part.parameters / part.sharing
+        gathered += weight * part.parameters / part.sharing
     items["optimizer"] = whole * state_copies / groups
     if state_copies < groups:
         items["copy_taken_over"] = whole / groups
-        items["gathered_weights"] = items["weights"]
+        items["gathered_weights"] = gathered
     return items
 
 

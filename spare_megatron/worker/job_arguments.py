@@ -174,6 +174,7 @@ class JobArguments:
             transformer_impl=model.transformer_impl or "auto",
             experimental=model.enable_experimental,
             seed=self.training.seed,
+            divides_state=self.divides_state,
             schedule=self.spare.schedule,
         )
 

@@ -118,7 +118,7 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
         mtbf_s = LLAMA3_MTBF_GPU_HOURS * 3600 / shape.group_size
         parts = rank_parameters(ns, shape, vocabulary)
         half = bool(ns.bf16 or ns.fp16)
-        weights = (WEIGHT_BYTES if half else MAIN_BYTES) * sum(part.parameters for part in parts)
+        weights = (WEIGHT_BYTES if half else MAIN_BYTES) * sum(part.parameters / part.sharing for part in parts)
         values = optimizer_values(ns, shape.tensor) + (1 if half else 0)
         optimizer = MAIN_BYTES * values * sum(part.parameters / part.sharing for part in parts)
         again_s = copying_s(weights, optimizer * copies / groups, GATHER_BYTES_PER_S)

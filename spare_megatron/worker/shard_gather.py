@@ -19,6 +19,10 @@ If the commit of a step orders a save, or ends the run of a job that saves, the 
 parameters in that gather, one shard after the other. The group that saves keeps all of it, in host memory, until it has
 copied its share of the checkpoint; the others have memory for one shard of it at a time.
 
+Where the ranks of a group divide the sums among them (``--use-distributed-optimizer``), a rank's shards are those of
+its part, and a gather brings the parameters of this part. The training threads of the group exchange the parts once
+each has its own; the next pieces need all of them.
+
 Beside the parameters after t*, the gather with which an epoch begins brings what is no part of any shard (scales of
 sums, the learning-rate schedule, a script's own state): the lowest of the primaries puts it in. So a group that comes
 back, or a standby that takes its place, has all that it needs after that gather
@@ -85,6 +89,9 @@ class Shards(Protocol):
     def take_weights(self, flat: torch.Tensor, order: Sequence[int], own: Collection[int]) -> None:
         """Write all parameters but those of ``own``."""
 
+    def share_weights(self) -> None:
+        """Get the parameters of which other ranks of the group have the shards; collective in the group."""
+
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
         """The bits of a shard's state, int32, if it is ``mine`` to send; else space for them."""
 
@@ -129,6 +136,8 @@ class ShardGather:
         """Of the newest epoch, as it began."""
         self._applied = self._whole = first_step
         """The step that the optimizers have applied, and the one of which all parameters are here."""
+        self._shared = first_step
+        """The step of which this rank has the parameters of other ranks of its group too."""
         self._done = (0, 0)
         """(epoch, step) of the newest gather that was complete."""
         self._ended = (0, 0)
@@ -227,6 +236,14 @@ class ShardGather:
                     raise LeaveError(self._session.orders)
                 self._wait()
         self._install()
+        if self._shared < step:
+            self.share(step)
+
+    def share(self, step: int) -> None:
+        """Exchange with the other ranks of the group what each has of the parameters after ``step``. All of them call
+        it, each when it has all of its part; which steps it is called for is the same on all."""
+        self._shards.share_weights()
+        self._shared = step
 
     def _begin(self) -> None:
         """Keep what the group counts for, of the whole state with which the job begins, and take part in gathers."""

@@ -70,6 +70,7 @@ class ShardJoining:
             self.parts.note("transfer", began_s, time.monotonic())
             self.inject("join", step, self._came)
             self._came += 1
+            self.shards.share(step)
             self.engine.adopt_state(step, unpacked(came, self.engine))
             self.session.progress("apply", step, 0)
             self.session.caught_up(NO_OFFER, step, self.engine.weights_digest())

@@ -39,6 +39,7 @@ def settings_of(case: dict[str, Any]) -> MegatronSettings:
         position_embedding_type=case.get("positions", "learned_absolute"),
         hybrid_layer_pattern=case.get("hybrid"),
         seed=case["seed"],
+        divides_state=case.get("divides_state", False),
         schedule=case.get("schedule", "core"),
     )
 

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
+from spare_megatron import kernels
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.control_plane.group_aggregation import first_part
 from spare_megatron.coordinator import journal
 from spare_megatron.protocol.messages import ReductionResult, Vote
 from spare_megatron.worker.job_arguments import parse_job
-from tests.megatron.test_transferred_state import one_group
+from tests.megatron.test_transferred_state import SPLIT, one_group
 from tests.process.harness import Job, launch
 from tests.pure.flags_of_a_job import launched
 from tests.spawn import run_ranks
@@ -130,6 +131,13 @@ IN_A_BUCKET = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=re
             ("sigkill:group=1,step=4,at=apply",),
             marks=pytest.mark.full,
         ),
+        pytest.param(
+            ("--spare-inner-data-parallel", "2", "--use-distributed-optimizer", "--global-batch-size", "12"),
+            2,
+            ("sigkill:group=0,position=1,step=3,at=gather", "sigkill:group=1,step=6,at=backward"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(("--context-parallel-size", "2", "--use-distributed-optimizer"), 2, LAST, marks=pytest.mark.full),
         pytest.param(("--tensor-model-parallel-size", "2"), 2, LAST, marks=pytest.mark.full),
         pytest.param(EXPERTS, 1, LAST, marks=pytest.mark.full),
         pytest.param(OVERLAP, 1, IN_A_BUCKET, marks=pytest.mark.full),
@@ -149,6 +157,8 @@ IN_A_BUCKET = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=re
         "two stages, four chunks, overlap, exact32",
         "two stages, four chunks",
         "two inner replicas",
+        "two inner replicas that divide the sums",
+        "two context ranks that divide the sums",
         "two tensor ranks",
         "experts",
         "overlap",
@@ -240,12 +250,15 @@ def test_a_flipped_bit_in_what_was_converted_is_found_and_reduced_again(tmp_path
     check_bits(job.run_dir, undisturbed)
 
 
-def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int, int]:
-    """Bytes of optimizer tensors of a group that keeps some of four shards, by what the optimizers hold, of what it
-    drops when all but the first of them have moved to others, and elements of all its parameters."""
+def optimizer_bytes(rank: int, store: Any, job: tuple[int, list[int]]) -> tuple[int, int, int]:
+    """Bytes of optimizer tensors of a rank whose group, of so many ranks that divide the sums, keeps some of four
+    shards, by what the optimizers hold, of what it drops when all but the first of them have moved to others, and
+    elements of all its parameters."""
     from tests.megatron import groups
 
-    engine = groups.engine_of(one_group({"bf16": True}, reduce="exact", state_shards=4), rank, store)
+    ranks, kept = job
+    divided = {"inner_data": ranks, "optimizer": SPLIT, "divides_state": True}
+    engine = groups.engine_of(one_group({"bf16": True}, reduce="exact", state_shards=4, **divided), rank, store)
 
     def held() -> Iterator[Any]:
         for part in engine.replica.optimizer.chained_optimizers:
@@ -263,10 +276,13 @@ def optimizer_bytes(rank: int, store: Any, kept: list[int]) -> tuple[int, int, i
 
 
 def test_a_group_has_memory_for_what_it_keeps() -> None:
-    for kept in ([0, 1], [2]):
-        [(size, dropped, elements)] = run_ranks("tests.megatron.test_state_redundancy:optimizer_bytes", [kept])
-        assert size == pytest.approx(12 * elements * len(kept) / 4, rel=0.03)
-        assert dropped == pytest.approx(12 * elements * (len(kept) - 1) / 4, rel=0.03), "memory that is not given back"
+    """But for a block at each border of a shard."""
+    for ranks, kept in ((1, [0, 1]), (1, [2]), (2, [1, 3])):
+        found = run_ranks("tests.megatron.test_state_redundancy:optimizer_bytes", [(ranks, kept)] * ranks)
+        for size, dropped, elements in found:
+            part, blocks = 12 * elements / 4 / ranks, 12 * kernels.BLOCK
+            assert size == pytest.approx(part * len(kept), abs=blocks * len(kept))
+            assert dropped == pytest.approx(part * (len(kept) - 1), abs=blocks), "memory that is not given back"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from spare_megatron.megatron_adapter.model.soap import is_soap, order_bases
 
 
 def is_split(replica: Replica) -> bool:
-    """Whether the optimizer's state is divided over inner ranks."""
-    return bool(replica.chunks[0].ddp_config.use_distributed_optimizer)
+    """Whether the optimizer is megatron-core's distributed one, whose state is divided over inner ranks."""
+    return any(hasattr(part, "model_param_group_index_map") for part in replica.optimizer.chained_optimizers)
 
 
 def empty(replica: Replica) -> Replica:

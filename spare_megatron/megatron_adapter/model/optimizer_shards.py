@@ -5,7 +5,10 @@ Of the buffers, the one of a tied output layer's use (:mod:`.tied_head`) has no 
 A group may keep some of the shards only (:meth:`OptimizerShards.keep`). Then the optimizers update slices of
 parameters: for each of them there are a slice of the fp32 copy and of the moments, and nothing for the rest. What an
 update needs of all elements, the norm of the gradients, is still that of all. The parameters of other shards come from
-groups that keep these, in gathers of the bits of a shard in a fixed order.
+groups that keep these, in gathers of the bits of a shard in a fixed order. Where the ranks of a group divide the sums
+of gradients (``--use-distributed-optimizer``), the shards of a rank are those of its part of the buffers: of the other
+parts it has no state, and gets their parameters from these ranks once the gather is over
+(:meth:`OptimizerShards.share_weights`).
 
 May assume: the replica's parameters and optimizers stay the same objects. Promises: the layout
 (:mod:`spare_megatron.placement.shard_borders`) is the same on this position of all groups; each tensor that an
@@ -129,7 +132,7 @@ class OptimizerShards:
                 begin = part.at - (0 if one.is_slice else first)  # of what is updated, in the sum that this rank keeps
                 for span in borders.spans(part.at, part.at + part.size):
                     self._spans[span.shard].append(_Span(one, span.start - begin, span.stop - begin))
-            placed |= {parameter for parameter, _, _ in cuts}
+            placed |= updated.keys() & buffer.param_index_map.keys()
         assert placed == updated.keys(), f"{len(updated.keys() - placed)} updated parameters are in no gradient buffer"
 
     def tensors(self, shards: Iterable[int]) -> Iterator[ShardTensor]:
@@ -178,6 +181,8 @@ class OptimizerShards:
             self._cut()
             held = {shard: [_cut_out(span) for span in self._spans[shard]] for shard in shards}
             self._spans = [[_emptied(span) for span in spans] for spans in self._spans]
+            for parameter in (one for chunk in self._replica.chunks for one in chunk.parameters()):
+                vars(parameter).pop("main_param", None)  # the optimizer's copy
         else:
             held = {
                 shard: self._held[shard] if shard in self._held else self._filled(shard, received[shard])
@@ -208,6 +213,13 @@ class OptimizerShards:
             for values, there in _in_bytes(self._spans[shard], part) if shard not in own else ():
                 values.copy_(there)
 
+    def share_weights(self) -> None:
+        """Get the parameters of the parts that other ranks of the group keep, which have those of all their shards as
+        this one has. Collective in the group; nothing happens where its ranks do not divide the sums."""
+        for chunk in self._replica.chunks:
+            if chunk.ddp_config.use_distributed_optimizer:
+                chunk.start_param_sync(force_sync=True)
+
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
         """The bits of all that a group must get to keep ``shard``, as int32; room for them where they are not ``mine``
         to give. May run beside the forward and backward passes; no collective."""
@@ -221,8 +233,8 @@ class OptimizerShards:
         return sum(_carried_numel(span) for span in self._spans[shard])
 
     def whole(self, states: dict[int, torch.Tensor]) -> Replica:
-        """The replica with an optimizer that has the state of all shards. ``states`` has each of them as :meth:`state`,
-        and is emptied. No collective."""
+        """The replica with an optimizer that has the state of all shards and all parts. ``states`` has each shard as
+        :meth:`state`, and is emptied. Collective in the group where its ranks divide the sums."""
         replica = plain(self._replica)
         give_first_state(replica)
         mains: dict[torch.nn.Parameter, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
@@ -239,6 +251,9 @@ class OptimizerShards:
                     into = tensor.view(-1) if kind == "step" else _flat(tensor)[span.start : span.stop]
                     into.copy_(values[at : at + into.numel()])
                     at += into.numel()
+        if self._replica.chunks[0].ddp_config.use_distributed_optimizer:
+            for _, buffer, group in gradient_buffers(self._replica):
+                _share_state(buffer, group, mains)
         return replica
 
     def _room(self, size: int) -> torch.Tensor:
@@ -251,15 +266,21 @@ class OptimizerShards:
 
     def _cut(self) -> None:
         """Have the norm and the number of zeros be those of all gradients once the optimizers have slices only."""
-        updated = {id(span.updated.main): span.updated.parameter for spans in self._spans for span in spans}
+        here: dict[int, torch.Tensor] = {}
+        for of_parameter in self._by_parameter().values():
+            one, start, stop = of_parameter[0].updated, of_parameter[0].start, of_parameter[-1].stop
+            gradient: torch.Tensor = one.parameter.main_grad  # type: ignore[assignment]
+            here[id(one.main)] = gradient if stop - start == gradient.numel() else _flat(gradient)[start:stop]
         chained, ahead = self._replica.optimizer, self._replica.config.mtp_num_layers or 0
-        _count_zeros_of(
-            chained,
-            [
-                set_norm_gradients(part, lambda main: updated[id(main)].main_grad, ahead)
-                for part in chained.chained_optimizers
-            ],
-        )
+        parts = chained.chained_optimizers
+        _count_zeros_of(chained, [set_norm_gradients(part, lambda main: here.get(id(main)), ahead) for part in parts])
+
+    def _by_parameter(self) -> dict[torch.nn.Parameter, list[_Span]]:
+        """The spans of each parameter of which this rank has any, in ascending order."""
+        found: dict[torch.nn.Parameter, list[_Span]] = {}
+        for span in (span for spans in self._spans for span in spans):
+            found.setdefault(span.updated.parameter, []).append(span)
+        return found
 
     def _filled(self, shard: int, received: torch.Tensor) -> list[_Held]:
         """A shard of the state that a group gave as :meth:`state`."""
@@ -299,6 +320,42 @@ class OptimizerShards:
         for one in self.tensors(range(self.number)):
             found.setdefault(f"{one.kind} of state shard {one.shard}", []).append(one.tensor)
         return found
+
+
+def _share_state(
+    buffer: Any, group: dist.ProcessGroup, mains: Mapping[torch.nn.Parameter, tuple[torch.Tensor, dict[str, Any]]]
+) -> None:
+    """Complete what an optimizer has for the parameters of a buffer, of which each rank of ``group`` has its part. What
+    it updates that is the model's own memory is complete. Collective."""
+    parts = parts_of(buffer, group)
+    if sum(part.size for part in parts) == buffer.grad_data.numel():  # no other rank has any
+        return
+    for bucket, part in zip(buffer.buckets, parts, strict=True):
+        places = {one: buffer.param_index_map[one][:2] for one in bucket.params if one in mains}
+        kinds_here = dict.fromkeys(kind for one in places for kind in mains[one][1])
+        copied = any(mains[one][0] is not one for one in places)
+        for kind in (*(["main"] if copied else []), *kinds_here):
+            tensors = {one: mains[one][0] if kind == "main" else mains[one][1][kind] for one in places}
+            if kind == "step":
+                _share_steps(tensors.values(), group)
+                continue
+            full = torch.zeros(bucket.grad_data.numel(), dtype=torch.float32, device=bucket.grad_data.device)
+            at = {one: slice(start - bucket.offset, stop - bucket.offset) for one, (start, stop) in places.items()}
+            for one, tensor in tensors.items():
+                full[at[one]].copy_(_flat(tensor))
+            mine = full[part.start - bucket.offset : part.stop - bucket.offset].clone()
+            dist.all_gather_into_tensor(full, mine, group=group)
+            for one, tensor in tensors.items():
+                _flat(tensor).copy_(full[at[one]])
+
+
+def _share_steps(counters: Collection[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Give all counters of updates, which a rank that has no part of a parameter has not begun, the common value.
+    Collective."""
+    counted = torch.stack([one.reshape(()).float() for one in counters]).max().to(compute_device())
+    dist.all_reduce(counted, op=dist.ReduceOp.MAX, group=group)
+    for one in counters:
+        one.fill_(counted.item())
 
 
 def _count_zeros_of(chained: Any, of_parts: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -367,10 +424,7 @@ def _cut_of(span: _Span, values: torch.Tensor) -> torch.Tensor:
 
 def _emptied(span: _Span) -> _Span:
     """A span without its optimizer's copy of the whole parameter."""
-    one = span.updated
-    if hasattr(one.parameter, "main_param"):
-        del one.parameter.main_param
-    return span._replace(updated=one._replace(main=_like(span, torch.empty(0))))
+    return span._replace(updated=span.updated._replace(main=_like(span, torch.empty(0))))
 
 
 def _carried_numel(span: _Span) -> int:

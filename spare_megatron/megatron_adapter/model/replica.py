@@ -234,7 +234,13 @@ def build_replica(
     _check_config(config, world)
     split = splits_optimizer(settings, world.shape)
     chunks = [_wrap(module, index, settings, split) for index, module in enumerate(modules)]
-    optimizer = build_optimizer(settings, config, chunks, split)
+    optimizer = build_optimizer(settings, config, chunks, split and not settings.divides_state)
+    if split and settings.divides_state:
+        from megatron.core import parallel_state
+
+        # each rank has the gradients of its part only, as with the distributed one
+        for part in optimizer.chained_optimizers:
+            part.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
     scheduler = OptimizerParamScheduler(optimizer, **settings.scheduler)
     return Replica(chunks, optimizer, scheduler, config, settings)
 

@@ -52,6 +52,9 @@ class MegatronSettings:
     experimental: bool = False
     """Whether megatron-core may use what it calls experimental."""
     seed: int = 1234
+    divides_state: bool = False
+    """Whether each group keeps only some state shards. Then no part of the optimizer is whole in a group, and it is not
+    megatron-core's distributed one, whose parts would be whole."""
     schedule: str = "core"
     """'core': megatron-core's own pipeline schedules; 'tickets': our programs, on its forward and backward steps."""
 

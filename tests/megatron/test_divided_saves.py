@@ -19,15 +19,17 @@ EVERY = 3
 STAGES = ("--pipeline-model-parallel-size", "2")
 
 
-def start(folder: Path, *flags: str, inject: Sequence[str] = (), size: int = 1, groups: int = GROUPS) -> Job:
-    """A job that saves into ``folder``."""
+def start(
+    folder: Path, *flags: str, inject: Sequence[str] = (), size: int = 1, ranks: int = 1, groups: int = GROUPS
+) -> Job:
+    """A job that saves into ``folder``, of groups of ``size`` stages, or of ``ranks`` of another kind."""
     saves = ("--save", str(folder / "save"), "--save-interval", str(EVERY))
     stages = STAGES if size == 2 else ()
     return launch(
         folder / "run",
         *(*FLAGS, *saves, *stages, *flags),
         groups=groups,
-        group_size=size,
+        group_size=size * ranks,
         script="pretrain_gpt.py",
         inject=inject,
     )
@@ -84,6 +86,20 @@ def test_a_job_goes_on_from_such_a_checkpoint(
     first = tmp_path / "before" / "save"
     start(tmp_path / "after", "--load", str(first), *after, groups=groups).finish(timeout_s=200)
     assert saved(tmp_path / "after")["iter_0000008"] == whole_saves["iter_0000008"]
+
+
+@pytest.mark.full
+def test_groups_whose_ranks_divide_the_sums_go_on(tmp_path: Path) -> None:
+    """The parts of a shard that a rank keeps are cut from a checkpoint that has no parts."""
+    flags = ("--spare-inner-data-parallel", "2", "--use-distributed-optimizer", "--spare-reduce", "exact")
+    for name, more in (("whole", ()), ("before", (*DIVIDED, "--exit-interval", "3"))):
+        start(tmp_path / name, *flags, *more, ranks=2).finish(timeout_s=200)
+    words = ("--load", str(tmp_path / "before" / "save"), *DIVIDED)
+    kills = ("sigkill:group=1,position=0,step=5,at=gather",)
+    start(tmp_path / "after", *flags, *words, ranks=2, inject=kills).finish(timeout_s=200)
+    expected = saved(tmp_path / "whole")
+    assert saved(tmp_path / "before")["iter_0000003"] == expected["iter_0000003"]
+    assert saved(tmp_path / "after")["iter_0000008"] == expected["iter_0000008"]
 
 
 def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, whole: dict[str, str]) -> None:

@@ -150,6 +150,8 @@ class Megatron(Model):
     heartbeat_s: float = 5.0
     also: tuple[str, ...] = ()
     save_every: int = 50
+    inner: int = 1
+    """Inner data ranks of a group, which divide the sums; the others are stages."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -160,7 +162,9 @@ class Megatron(Model):
             *("--lr", "1e-3", "--clip-grad", "1.0", "--train-iters", str(FOREVER), "--mock-data"),
             *("--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--attention-dropout", "0.1"),
             *("--hidden-dropout", "0.1", "--split", "100,0,0", "--eval-iters", "0", "--num-workers", "0"),
-            *("--log-interval", "1000", "--pipeline-model-parallel-size", str(self.group_size)),
+            *("--log-interval", "1000", "--pipeline-model-parallel-size", str(self.group_size // self.inner)),
+            *(("--spare-inner-data-parallel", str(self.inner)) if self.inner > 1 else ()),
+            *(("--use-distributed-optimizer",) if self.inner > 1 else ()),
             *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
             *self.shapes,
         )

@@ -5,6 +5,7 @@ else may happen: a chaos soak.
     python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 30
     python benchmarks/soak.py --minutes 2 --seed 7 --groups 3 --also '--overlap --audit-rate 0.2' --json soak.json
     python benchmarks/soak.py --minutes 20 --seed 1 --model megatron --mean-gap-s 15 --also '--spare-state-redundancy 2'
+    python benchmarks/soak.py --seed 2 --model megatron --mean-gap-s 15 --inner 2 --also '--spare-state-redundancy 2'
     python benchmarks/soak.py --minutes 10 --seed 1 --weather --mean-gap-s 1
     python benchmarks/soak.py --minutes 10 --seed 1 --model megatron --mean-gap-s 20 --unfit-hosts
 
@@ -13,6 +14,7 @@ succession or the coordinator; SIGSTOP, then SIGCONT, of a rank, a leader or the
 the heartbeat time-out. With --weather also what benchmarks/_weather.py has: files fail, packets are lost, ports are cut
 off, flap or are reset, a rank holds the interpreter's lock or is out of memory, wall clocks jump by up to a day,
 strangers connect to all ports, and /dev/shm is full. Where a rank's ports are struck, either end of a link may be lost.
+With --inner 2 (megatron) a group has two inner data ranks, which divide sums and state, in the place of two stages.
 With --unfit-hosts (megatron) lost groups also come back with fewer pipeline stages, and go home
 (benchmarks/_unfit_hosts.py).
 
@@ -53,6 +55,8 @@ def main() -> int:
     """Run the soak, print the table, write the JSON; 1 where anything is not as it should be."""
     options = _options()
     shape = {name: value for name in SHAPE if (value := getattr(options, name)) is not None}
+    if options.inner > 1:
+        shape["inner"] = options.inner
     model = replace(MODELS[options.model](), also=tuple(shlex.split(options.also)), **shape)
     run_dir = Path(tempfile.mkdtemp(prefix=f"soak-{options.model}-{options.seed}-"))
     gap_s = options.mean_gap_s or model.mean_gap_s
@@ -121,6 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--mean-gap-s", type=float, help="mean time between two faults; default: toy 5, megatron 60")
     for name, what in SHAPE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=what)
+    parser.add_argument("--inner", type=int, default=1, metavar="N", help="inner data ranks of a group (default: 1)")
     parser.add_argument("--also", default="", metavar="FLAGS", help="further flags of the soaked job, in quotes")
     parser.add_argument(
         "--pause-s",

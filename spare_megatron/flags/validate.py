@@ -17,7 +17,7 @@ from spare_megatron.config.span_groups import span_groups
 from spare_megatron.config.timeouts import timeouts_from
 from spare_megatron.flags.batch_flags import check_evaluation
 from spare_megatron.flags.hybrid_pattern import check_hybrid
-from spare_megatron.flags.optimizer_flags import check_optimizer, check_state_redundancy, splits
+from spare_megatron.flags.optimizer_flags import check_optimizer, check_state_redundancy
 from spare_megatron.flags.predicted_tokens import check_predicted
 from spare_megatron.flags.resolve import at_least, counted_layers, nearest_multiple
 from spare_megatron.flags.stage_layout import row_cut_of
@@ -482,11 +482,6 @@ def check_spare(ns: Namespace, shape: JobShape) -> None:
         ns.check_weight_hash_across_dp_replicas_interval is not None and not ns.spare_reduce.startswith("exact"),
         "--check-weight-hash-across-dp-replicas-interval needs sums that are the same everywhere, which --spare-reduce "
         f"{ns.spare_reduce} does not promise; use --spare-reduce exact",
-    )
-    refuse(
-        splits(ns, shape) and ns.spare_reduce == "exact32",
-        f"--spare-reduce exact32 has a scale for each block of a tensor, and --use-distributed-optimizer cuts tensors "
-        f"over {shape.inner_data * shape.context} inner ranks; use --spare-reduce exact",
     )
     timeouts_from(ns.spare_heartbeat_timeout_s, ns.spare_progress_timeout_s)
     if ns.spare_transfer_rate is not None:

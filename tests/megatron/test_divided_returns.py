@@ -145,7 +145,11 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
     check_bits(job.run_dir, some.run_dir)
 
 
-@pytest.mark.parametrize("inside", [(), ("--use-distributed-optimizer",)], ids=["each rank sums all", "divided inside"])
+@pytest.mark.parametrize(
+    "inside",
+    [pytest.param((), marks=pytest.mark.full), ("--use-distributed-optimizer", "--spare-reduce", "exact32")],
+    ids=["each rank sums all", "divided inside, exact32"],
+)
 def test_experts_come_back_and_are_saved(tmp_path: Path, inside: Sequence[str]) -> None:
     """They have gradient buffers and optimizers of their own, and each of two ranks has other ones. Sums are made while
     gradients are still computed, or, where the ranks of a group divide those of what they share, afterwards."""

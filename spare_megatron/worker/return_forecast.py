@@ -112,7 +112,8 @@ def optimizer_values(ns: Namespace, tensor: int) -> float:
 
 def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
     """What ``--spare-check`` says of returns; nothing where no group can come back. Where groups keep only some state
-    shards, a return takes no memory of others, and the copies of a shard are what counts."""
+    shards, a return takes no memory of others, and the copies of a shard are what counts; a checkpoint takes host
+    memory for all shards."""
     copies, groups = ns.spare_state_redundancy, shape.num_groups
     if copies is not None and copies < groups:
         mtbf_s = LLAMA3_MTBF_GPU_HOURS * 3600 / shape.group_size
@@ -131,6 +132,8 @@ def return_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
             f"{LLAMA3_MTBF_GPU_HOURS:g} GPU hours, each made good in {again_s:.3g} s (at "
             f"{in_bytes(GATHER_BYTES_PER_S)} per second and GPU): {', '.join(lasts)}"
         )
+        on_host = MAIN_BYTES * values * sum(part.parameters for part in parts)
+        yield f"while a checkpoint is read or made: about {in_bytes(on_host)} of host memory on each rank"
         return
     if not ns.spare_max_group_restarts:
         return

@@ -283,6 +283,54 @@ def test_a_group_has_memory_for_what_it_keeps() -> None:
             assert dropped == pytest.approx(part * (len(kept) - 1), abs=blocks), "memory that is not given back"
 
 
+def saved_twice(rank: int, store: Any, ranks: int) -> tuple[list[bool], list[bool]]:
+    """Of a share of a checkpoint: for each of its tensors of the optimizer and of the model, whether it has been copied
+    for it; both before training goes on. And whether the checkpoint's state is what the optimizers had."""
+    import torch
+
+    from spare_megatron.megatron_adapter.checkpoint import optimizer_gather, whole_state
+    from spare_megatron.megatron_adapter.checkpoint.group_checkpoint import Checkpointer
+    from tests.megatron import groups
+
+    made = {"inner_data": ranks, "optimizer": SPLIT, "divides_state": True, "state_shards": 4, "reduce": "exact"}
+    engine = groups.engine_of(one_group({"bf16": True}, **made), rank, store)
+    shards, [part] = engine.shards, engine.replica.optimizer.chained_optimizers
+    drawn = torch.Generator().manual_seed(7)
+    before = {}
+    for parameter, main in optimizer_gather.main_copies(part).items():
+        optimizer_gather.give_first_state(engine.replica)
+        state = part.optimizer.state[main]
+        state["step"].fill_(3.0)
+        for values in (main.data, state["exp_avg"], state["exp_avg_sq"]):
+            values.copy_(torch.randn(values.shape, generator=drawn))
+        before[parameter] = [one.clone() for one in (main.data, *(value for _, value in sorted(state.items())))]
+    shards.keep(range(4), {})
+    states = {shard: shards.state(shard, mine=True).clone() for shard in range(4)}
+    whole = shards.whole(states)
+    [part] = whole.optimizer.chained_optimizers
+    same = []
+    for parameter, main in optimizer_gather.main_copies(part).items():
+        after = (main, *(value for _, value in sorted(part.optimizer.state[main].items())))
+        same += [torch.equal(one, other) for one, other in zip(before[parameter], after, strict=True)]
+    share = Checkpointer(engine.replica).take("nowhere", step=3, consumed_samples=0, whole=whole, copied=True)
+    apart = whole_state.storages(whole)
+    copied = [
+        (item.index.fqn.startswith("optimizer."), data.untyped_storage().data_ptr() not in apart)
+        for _, _, tensors in share.buckets
+        for item, data in tensors
+    ]
+    assert {there for there, _ in copied} == ({True, False} if rank == 0 else {there for there, _ in copied})
+    return same, [copy != of_optimizer for of_optimizer, copy in copied]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_save_has_the_state_once_in_host_memory(ranks: int) -> None:
+    for same, right in run_ranks("tests.megatron.test_state_redundancy:saved_twice", [ranks] * ranks):
+        assert same
+        assert all(same), "the state of the checkpoint is not that of the optimizers"
+        assert all(right), "state was copied once more, or weights were not"
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import RankParameters
 from spare_megatron.planning.return_memory import return_memory
@@ -165,11 +166,12 @@ def test_where_groups_keep_some_state_shards_the_time_until_a_last_copy_is_lost_
     """A loss of one of 4 groups, each after m = 49152 h / 8 GPUs, is followed with the chance 2 D / (N - 1) w / m by
     that of the other host of a shard within w: heartbeats stop, and 2 + 12 r / N bytes a parameter are gathered."""
     of = flags(LLAMA, spare_state_redundancy=2)
-    [line] = return_lines(of, shape(tensor=8, groups=4), 32_000)
+    line, saved = return_lines(of, shape(tensor=8, groups=4), 32_000)
     parameters = rank_parameters(of, shape(tensor=8, groups=4), 32_000)[0].parameters
     again_s = 5 + (2 + 12 * 2 / 4) * parameters / 2**30
     days = (49_152 / 8 * 3600) ** 2 / 2 / host_sets(4, 2) / again_s / 86400
     assert f"each made good in {again_s:.3g} s (at 1.07 GB per second and GPU): 2 copies: {days:.3g} days, 3 co" in line
+    assert saved == f"while a checkpoint is read or made: about {in_bytes(12 * parameters)} of host memory on each rank"
 
 
 def test_a_check_has_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import copy
 import dataclasses
 import json
 import pickle  # to write .metadata, which torch reads as a pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +58,9 @@ class ShareWriter:
         self._host: dict[Any, torch.Tensor] = {}
         self._blocks = PinnedBlocks()
 
-    def take(self, state: dict[str, Any], directory: str | Path, *, copied: bool) -> TorchDistShare:
+    def take(
+        self, state: dict[str, Any], directory: str | Path, *, copied: bool, apart: Collection[int] = ()
+    ) -> TorchDistShare:
         """Plan the save of ``state`` (megatron-core's sharded state dict); returns what this rank writes. Collective.
 
         Args:
@@ -67,22 +69,23 @@ class ShareWriter:
             copied: copy tensors into host memory that this writer reuses for each save (pinned on CUDA): training may
                 go on at once, but the previous share must have been written. Else the share refers to the tensors,
                 which must not change until it is written.
+            apart: the addresses of memory on the host that training does not use: what is there is not copied.
         """
         sharded, common = save_preprocess(state, validate_access_integrity=not self._validated)
         self._validated = True
         planned = self._strategy.async_save(sharded, Path(directory))
         buckets = [
-            (key, planned_bytes, [(item, self._held(item, tensor, copied)) for item, tensor in tensors])
+            (key, planned_bytes, [(item, self._held(item, tensor, copied, apart)) for item, tensor in tensors])
             for _, key, (planned_bytes, tensors) in planned.buckets
         ]
         if compute_device().type == "cuda":
             torch.cuda.synchronize()
         return TorchDistShare(buckets, copy.deepcopy(common), planned.writer, planned.metadata)
 
-    def _held(self, item: Any, tensor: torch.Tensor, copied: bool) -> torch.Tensor:
+    def _held(self, item: Any, tensor: torch.Tensor, copied: bool, apart: Collection[int]) -> torch.Tensor:
         tensor = tensor.detach()
         on_cuda = tensor.device.type == "cuda"
-        if not copied and not on_cuda:
+        if not on_cuda and (not copied or tensor.untyped_storage().data_ptr() in apart):
             return tensor
         held = self._host.get(item.index)
         if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:

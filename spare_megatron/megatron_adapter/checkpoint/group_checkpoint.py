@@ -33,7 +33,7 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather
+from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather, whole_state
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
 from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     BUCKETS,
@@ -112,13 +112,15 @@ class Checkpointer:
             args: Megatron's flags, to be stored with the checkpoint.
             rank_state: data of this rank position that can be pickled; only a load with the same group size returns it.
             state_shards: S; with the number of elements of a buffer the borders of the shards follow from it.
-            whole: this rank's replica with an optimizer that has the whole state; None: it is gathered from the ranks
-                that divide it.
+            whole: this rank's replica with an optimizer that has the whole state, made by :mod:`.whole_state`; None: it
+                is gathered from the ranks that divide it.
             copied: see :meth:`ShareWriter.take`.
         """
-        replica = self._replica
+        replica, apart = self._replica, frozenset[int]()
         if self._optimizer:
-            if whole is None:
+            if whole is not None:
+                apart = whole_state.storages(whole)
+            else:
                 optimizer_gather.give_first_state(replica)
                 whole = optimizer_gather.gathered(replica)
             state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
@@ -138,7 +140,7 @@ class Checkpointer:
         state["checkpoint_version"] = CHECKPOINT_VERSION
         state["iteration"] = step
         state["content_metadata"] = dict(_CONTENT)
-        return self._writer.take(state, directory, copied=copied)
+        return self._writer.take(state, directory, copied=copied, apart=apart)
 
 
 def save(directory: str | Path, replica: Replica, *, optimizer: bool = True, **stored: Any) -> None:

@@ -25,15 +25,14 @@ import torch.distributed as dist
 
 from spare_megatron import kernels
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
-    copy_options,
     counts_steps,
     first_state,
     give_first_state,
     is_emerging,
     kinds,
     main_copies,
-    plain,
 )
+from spare_megatron.megatron_adapter.checkpoint.whole_state import ChainPlace, on_host, share
 from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
@@ -112,6 +111,7 @@ class OptimizerShards:
         self._replica = replica
         self._spans: list[list[_Span]] = [[] for _ in range(number)]
         updated, placed = _updated(replica), set[torch.nn.Parameter]()
+        self._places = {one: ChainPlace(*found.at, found.in_model) for one, found in updated.items()}
         for _, buffer, group in gradient_buffers(replica):
             kept, cuts = parts_of(buffer, group), list[tuple[torch.nn.Parameter, int, BufferSlice]]()
             for parameter, (start, stop, _) in sorted(buffer.param_index_map.items(), key=lambda item: item[1][0]):
@@ -233,27 +233,22 @@ class OptimizerShards:
         return sum(_carried_numel(span) for span in self._spans[shard])
 
     def whole(self, states: dict[int, torch.Tensor]) -> Replica:
-        """The replica with an optimizer that has the state of all shards and all parts. ``states`` has each shard as
-        :meth:`state`, and is emptied. Collective in the group where its ranks divide the sums."""
-        replica = plain(self._replica)
-        give_first_state(replica)
-        mains: dict[torch.nn.Parameter, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {}
-        for part, whole in zip(
-            self._replica.optimizer.chained_optimizers, replica.optimizer.chained_optimizers, strict=True
-        ):
-            copy_options(part, whole)
-            mains |= {one: (main, whole.optimizer.state[main]) for one, main in main_copies(whole).items()}
+        """The replica with an optimizer that has the state of all shards and all parts, in host memory. ``states`` has
+        each shard as :meth:`state`, and is emptied. Collective in the group where its ranks divide the sums."""
+        replica, made = on_host(self._replica, self._places)
         for shard, spans in enumerate(self._spans):
             values, at = states.pop(shard).view(torch.float32), 0
             for span in spans:
-                main, state = mains[span.updated.parameter]
-                for kind, tensor in [*([] if span.updated.in_model else [("main", main)]), *sorted(state.items())]:
+                one = made[span.updated.parameter]
+                for kind, tensor in [
+                    *([] if span.updated.in_model else [("main", one.main)]),
+                    *sorted(one.state.items()),
+                ]:
                     into = tensor.view(-1) if kind == "step" else _flat(tensor)[span.start : span.stop]
                     into.copy_(values[at : at + into.numel()])
                     at += into.numel()
-        if self._replica.chunks[0].ddp_config.use_distributed_optimizer:
-            for _, buffer, group in gradient_buffers(self._replica):
-                _share_state(buffer, group, mains)
+        for _, buffer, group in gradient_buffers(self._replica):
+            share(buffer, group, made)
         return replica
 
     def _room(self, size: int) -> torch.Tensor:
@@ -322,42 +317,6 @@ class OptimizerShards:
         return found
 
 
-def _share_state(
-    buffer: Any, group: dist.ProcessGroup, mains: Mapping[torch.nn.Parameter, tuple[torch.Tensor, dict[str, Any]]]
-) -> None:
-    """Complete what an optimizer has for the parameters of a buffer, of which each rank of ``group`` has its part. What
-    it updates that is the model's own memory is complete. Collective."""
-    parts = parts_of(buffer, group)
-    if sum(part.size for part in parts) == buffer.grad_data.numel():  # no other rank has any
-        return
-    for bucket, part in zip(buffer.buckets, parts, strict=True):
-        places = {one: buffer.param_index_map[one][:2] for one in bucket.params if one in mains}
-        kinds_here = dict.fromkeys(kind for one in places for kind in mains[one][1])
-        copied = any(mains[one][0] is not one for one in places)
-        for kind in (*(["main"] if copied else []), *kinds_here):
-            tensors = {one: mains[one][0] if kind == "main" else mains[one][1][kind] for one in places}
-            if kind == "step":
-                _share_steps(tensors.values(), group)
-                continue
-            full = torch.zeros(bucket.grad_data.numel(), dtype=torch.float32, device=bucket.grad_data.device)
-            at = {one: slice(start - bucket.offset, stop - bucket.offset) for one, (start, stop) in places.items()}
-            for one, tensor in tensors.items():
-                full[at[one]].copy_(_flat(tensor))
-            mine = full[part.start - bucket.offset : part.stop - bucket.offset].clone()
-            dist.all_gather_into_tensor(full, mine, group=group)
-            for one, tensor in tensors.items():
-                _flat(tensor).copy_(full[at[one]])
-
-
-def _share_steps(counters: Collection[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Give all counters of updates, which a rank that has no part of a parameter has not begun, the common value.
-    Collective."""
-    counted = torch.stack([one.reshape(()).float() for one in counters]).max().to(compute_device())
-    dist.all_reduce(counted, op=dist.ReduceOp.MAX, group=group)
-    for one in counters:
-        one.fill_(counted.item())
-
-
 def _count_zeros_of(chained: Any, of_parts: Sequence[Sequence[torch.Tensor]]) -> None:
     """Have a chained optimizer count the zeros of these gradients of each of its parts. Collective in the group."""
 
@@ -405,8 +364,8 @@ def _weight_bytes(span: _Span) -> int:
 
 
 def _cut_out(span: _Span) -> _Held:
-    """The elements of a span of optimizers that have all, in memory of their own. What was never updated has no state
-    yet, and gets that of its elements alone."""
+    """The elements of a span of optimizers that have all (in host memory), in memory of their own. What was never
+    updated has no state yet, and gets that of its elements alone."""
     one, model = span.updated, _in_model(span)
     main = model if one.in_model else _like(span, _cut_of(span, one.main))
     state = {
@@ -417,9 +376,10 @@ def _cut_out(span: _Span) -> _Held:
 
 
 def _cut_of(span: _Span, values: torch.Tensor) -> torch.Tensor:
-    """A copy of a span's elements of a tensor that belongs to what an optimizer updates."""
+    """A copy of a span's elements of a tensor that belongs to what an optimizer updates, on the parameter's device."""
     values = values.detach()
-    return (_flat(values)[span.start : span.stop] if span.updated.cuts else values).clone()
+    cut = _flat(values)[span.start : span.stop] if span.updated.cuts else values
+    return cut.to(span.updated.parameter.device, copy=True)
 
 
 def _emptied(span: _Span) -> _Span:

@@ -235,14 +235,23 @@ def build_replica(
     split = splits_optimizer(settings, world.shape)
     chunks = [_wrap(module, index, settings, split) for index, module in enumerate(modules)]
     optimizer = build_optimizer(settings, config, chunks, split and not settings.divides_state)
-    if split and settings.divides_state:
-        from megatron.core import parallel_state
-
-        # each rank has the gradients of its part only, as with the distributed one
-        for part in optimizer.chained_optimizers:
-            part.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
+    if settings.divides_state:
+        _prepare_for_shards(optimizer, split)
     scheduler = OptimizerParamScheduler(optimizer, **settings.scheduler)
     return Replica(chunks, optimizer, scheduler, config, settings)
+
+
+def _prepare_for_shards(optimizer: MegatronOptimizer, split: bool) -> None:
+    """Have the fp32 weights, and the state of them that a checkpoint has, in host memory until the group knows which
+    shards it keeps: no device needs room for all. With ``split`` each rank has the gradients of its part only, as with
+    a distributed optimizer."""
+    from megatron.core import parallel_state
+
+    for part in optimizer.chained_optimizers:
+        for main in (main for group in getattr(part, "fp32_from_float16_groups", ()) for main in group):
+            main.data = main.data.cpu()
+        if split:
+            part.grad_stats_parallel_group = parallel_state.get_intra_distributed_optimizer_instance_group()
 
 
 def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[MegatronModule]:

@@ -283,6 +283,32 @@ def test_a_group_has_memory_for_what_it_keeps() -> None:
             assert dropped == pytest.approx(part * (len(kept) - 1), abs=blocks), "memory that is not given back"
 
 
+def left_gradients(rank: int, store: Any, _: None) -> tuple[bool, bool]:
+    """Of a group whose optimizer updates whole parameters, in the model's own memory: whether they have gradients after
+    an update, and whether those of shards that it has dropped then have."""
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter.model import optimizer_shards
+    from tests.megatron import groups
+
+    optimizer_shards.is_emerging = lambda part: True  # type: ignore[attr-defined]  # as Muon's
+    one = one_group({}, reduce="exact", state_shards=4, divides_state=True)
+    engine = groups.engine_of(one, rank, PrefixStore("group", store))
+    engine.shards.keep(range(4), {})
+    groups.one_step(engine, groups.peers_of(PrefixStore("peers", store), 0, 1), one, 0, 1)
+
+    def there() -> bool:
+        return any(one.grad is not None for chunk in engine.replica.chunks for one in chunk.parameters())
+
+    updated = there()
+    engine.shards.keep((), {})
+    return updated, there()
+
+
+def test_a_backward_pass_adds_to_no_gradient_of_a_shard_that_was_dropped() -> None:
+    assert run_ranks("tests.megatron.test_state_redundancy:left_gradients", [None]) == [[True, False]]
+
+
 def saved_twice(rank: int, store: Any, ranks: int) -> tuple[list[bool], list[bool]]:
     """Of a share of a checkpoint: for each of its tensors of the optimizer and of the model, whether it has been copied
     for it; both before training goes on. And whether the checkpoint's state is what the optimizers had."""

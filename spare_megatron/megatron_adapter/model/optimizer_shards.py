@@ -188,6 +188,8 @@ class OptimizerShards:
                 shard: self._held[shard] if shard in self._held else self._filled(shard, received[shard])
                 for shard in shards
             }
+        for one in (one for shard, of_shard in self._held.items() if shard not in held for one in of_shard):
+            one.model.grad = None  # else the next backward pass adds to what the optimizer, which has it no more, left
         self.kept, self._held = frozenset(shards), held
         self._give_to_optimizers()
 

@@ -1,6 +1,7 @@
 """Asks --spare-check about the flags of recipes that people run: which are taken, and how long the answer takes.
 
-    python benchmarks/recipes.py [FILE.args ...] [--groups 2] [--json FILE]
+    python benchmarks/recipes.py [FILE.args ...] [--groups 2] [--also FLAGS] [--json FILE]
+    python benchmarks/recipes.py --groups 4 --also '--spare-state-redundancy 2'
 
 A file has one word of a command line on each line (tests/data/recipes has 49, with where they are from). Flags that
 neither Megatron-LM nor this framework has, because they are those of a fork, are taken out first with their values, and
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -32,19 +34,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", type=Path, nargs="*", help=f"default: those of {FOLDER.relative_to(ROOT)}")
     parser.add_argument("--groups", type=int, default=2, help="groups of the job (default: 2)")
+    parser.add_argument("--also", default="", metavar="FLAGS", help="further flags of each recipe, in quotes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, object]] = []
     for path in options.files or sorted(FOLDER.glob("*.args")):
         words, forks = of_mainline(path.read_text().splitlines())
-        code, reported, took_s = asked(words, options.groups)
+        code, reported, took_s = asked([*words, *shlex.split(options.also)], options.groups)
         answer = "taken" if code == 0 else "refused" if code == 2 else f"exit code {code}"
         why = "" if code == 0 else reported.strip().replace("\n", " | ")
         print(f"{path.stem}: {answer} {why[:SHOWN]}", flush=True)
         rows.append({"recipe": path.stem, "answer": answer, "fork_flags": len(forks), "seconds": round(took_s, 2)})
     taken = sum(row["answer"] == "taken" for row in rows)
     median_s = statistics.median(float(str(row["seconds"])) for row in rows)
-    config = {"groups": options.groups, "recipes": len(rows), "taken": taken, "median_s": median_s}
+    config = {"groups": options.groups, "also": options.also, "recipes": len(rows), "taken": taken}
+    report("recipes", {**config, "median_s": median_s}, rows, options.json)
+        "also": options.also,
+        "recipes": len(rows),
+        "taken": taken,
+        "median_s": median_s,
+    }
     report("recipes", config, rows, options.json)
 
 

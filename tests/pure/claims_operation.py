@@ -57,6 +57,12 @@ def operation() -> Iterator[Claim]:
         "steps the losses of {} agree, of {} bit for bit; the largest relative difference is {} (",
         tuple(recipes.config(key) for key in FUNCTIONAL),
     )
+    divided = Results("recipes_state.json")
+    yield Claim(
+        "docs/operating.md",
+        "with {} groups and `--spare-state-redundancy 2`, {} of {} published recipes are taken (",
+        tuple(divided.config(key) for key in ("groups", "taken", "recipes")),
+    )
     masked = Results("masked_failure.json")
     yield Claim(
         "docs/when_a_gpu_dies.md",

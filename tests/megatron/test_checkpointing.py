@@ -52,11 +52,12 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
     for kind, first in FIRST.items():
         path = f"{directory}/{kind}"
         histories[kind] = {"first": run(rank, PrefixStore(kind, store), first, None, path)}
+        expected = "" if rank else digest(path)
         for name, other in RESUMED[kind].items():
             again = f"{path}-{name}"
             histories[kind][name] = run(rank, PrefixStore(kind + name, store), other, path, again)
             if rank == 0:
-                histories[kind][f"digest {name}"] = [digest(path), digest(again)]
+                histories[kind][f"digest {name}"] = [expected, digest(again)]
     return {
         "histories": histories,
         "plain": plain_load(rank, store, f"{directory}/dense"),
@@ -212,10 +213,11 @@ def read(engine: Any, start: str, shards: int | None) -> None:
 
     with pytest.raises(ConfigError, match="has no checkpoint"):
         group_checkpoint.load(start + "-absent", engine.replica)
-    if start.endswith("experts"):
+    two_stages = engine.world.shape.pipeline == 2
+    if start.endswith("experts") and two_stages:
         with pytest.raises(ConfigError, match=r"cannot be loaded into this model: .*; give the flags of the model"):
             group_checkpoint.load(start.replace("experts", "dense"), engine.replica)
-    if start.endswith("dense"):
+    if start.endswith("dense") and two_stages:
         scheduler = engine.replica.scheduler
         scheduler.lr_decay_steps, scheduler.use_checkpoint_opt_param_scheduler = 1, False
         with pytest.raises(ConfigError, match=r"schedule of .* is not that of these flags .*--override-opt_param"):

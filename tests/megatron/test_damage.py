@@ -6,6 +6,7 @@ newest of those each file is damaged in turn.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import FileSystemReader, load
 
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.folder import (
@@ -112,6 +114,23 @@ def test_a_job_passes_over_the_damaged_one(save: Path, tmp_path: Path, capsys: p
     assert "Traceback" not in reported + (job.run_dir / "launch.out").read_text()
     assert iterations(save) == [LAST, NEWER, OLDER]
     assert verify(save, capsys)[0] == 0
+
+
+def test_a_digest_is_of_each_tensor_by_itself(save: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not depend on how many are read together."""
+    from spare_megatron.megatron_adapter.checkpoint import digest as module
+
+    sums = hashlib.sha256()
+    directory = save / iteration_name(OLDER)
+    for name, entry in module.model_tensors(directory, optimizer=True).items():
+        tensor = {name: torch.empty(entry.size, dtype=entry.properties.dtype)}
+        load(tensor, storage_reader=FileSystemReader(str(directory)), no_dist=True)
+        sums.update(f"{name} {entry.properties.dtype} {tuple(entry.size)}\n".encode() + tensor[name].numpy().tobytes())
+    for size in (1, 20_000, 1 << 28):
+        monkeypatch.setattr(module, "TOGETHER_BYTES", size)
+        parts = list(module._together(module.model_tensors(directory, optimizer=True)))
+        assert (len(parts) > 1) == (size < 1 << 28)
+        assert module.digest(directory, optimizer=True) == sums.hexdigest()
 
 
 def test_a_flipped_byte_in_any_file_is_found(save: Path, capsys: pytest.CaptureFixture[str]) -> None:

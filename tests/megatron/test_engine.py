@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.collectives.converting import results_of
+from tests.megatron import toy
 from tests.megatron.test_parity import SEED, case
 from tests.spawn import run_ranks
 from tests.tickets import run_of
@@ -23,7 +24,7 @@ RECOMPUTE = {"recompute_granularity": "full", "recompute_method": "uniform", "re
 
 
 def one_group(**changes: Any) -> dict[str, Any]:
-    return case(groups=1, global_batch_size=16, steps=STEPS, **changes)
+    return case(groups=1, steps=STEPS, **changes)
 
 
 RANDOM = {
@@ -88,7 +89,7 @@ def random_orders(rank: int, store: Any) -> dict[str, Any]:
     result = {}
     for name, one in RANDOM.items():
         runs = []
-        for index, segments in enumerate([[list(range(8))], [[7, 2], [5, 0, 1, 6, 3, 4]]]):
+        for index, segments in enumerate([[list(range(4))], [[3, 1], [0, 2]]]):
             with Group(one, rank, PrefixStore(f"{name}{index}", store)) as engine:
                 losses = [alone(engine, step, segments)["loss"] for step in range(1, STEPS + 1)]
                 replicated = {n: t.double().sum().item() for n, t in model_tensors(engine.replica) if "norm" in n}
@@ -110,7 +111,7 @@ def evaluation(rank: int, store: Any) -> dict[str, Any]:
             source = groups.source_of(groups.shape_of(one), engine.world.data_rank)
             losses = []
             for step in (1, 2):
-                losses.append(alone(engine, step, [list(range(8))])["loss"])
+                losses.append(alone(engine, step, [list(range(4))])["loss"])
                 if evaluate and step == 1:
                     for cuts in ([[0, 1, 2, 3]], [[3], [1, 0], [2]], [[]]):
                         parts = [engine.evaluate(100, cut, source) for cut in cuts]
@@ -128,7 +129,7 @@ def progress(rank: int, store: Any) -> dict[str, Any]:
         with Group(one_group(pipeline=2, virtual=virtual), rank, PrefixStore(name, store)) as engine:
             received: list[tuple[str, int]] = []
             engine.on_piece = lambda phase, n, received=received: received.append((phase, n))
-            alone(engine, 1, [[0, 1, 2, 3, 4, 5, 6], [7]])
+            alone(engine, 1, [[0, 1, 2], [3]])
             result[name] = received
     return result
 
@@ -140,7 +141,7 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.model.state_snapshot import weights_digest
     from tests.megatron import groups
 
-    one = case(steps=1, loads=[8, 0])
+    one = case(steps=1, loads=[4, 0])
     with Group(one, rank, store, alone=True) as engine:
         peers = groups.peers_of(PrefixStore("peers", store), rank, 2)
         engine.begin_step(1)
@@ -154,14 +155,12 @@ def joiner(rank: int, store: Any) -> dict[str, Any]:
 
 def skipped(rank: int, store: Any) -> list[dict[str, Any]]:
     """fp16 with a loss scale that overflows at first."""
-    from tests.megatron import toy
-
     one = one_group(pipeline=2, transformer={"fp16": True}, tied=False)
     saved = dict(toy.OPTIMIZER)
-    toy.OPTIMIZER.update({"initial_loss_scale": 2.0**24, "hysteresis": 1})
+    toy.OPTIMIZER.update({"initial_loss_scale": 2.0**19, "hysteresis": 1})
     try:
         with Group(one, rank, store) as engine:
-            reports = [alone(engine, step, [list(range(8))]) for step in range(1, 13)]
+            reports = [alone(engine, step, [list(range(4))]) for step in range(1, 8)]
             return [{key: report[key] for key in ("skipped", "loss_scale", "lr", "loss")} for report in reports]
     finally:
         toy.OPTIMIZER.clear()
@@ -241,12 +240,12 @@ def test_evaluation_is_a_sum_over_pieces_and_leaves_training_alone(results: list
 
 @pytest.mark.parametrize("name", ["PP2", "PP2 x V2"])
 def test_hook_receives_each_piece_once_forward_and_backward(results: list[Any], name: str) -> None:
-    expected = [*range(7), 0]
+    expected = [*range(3), 0]
     for rank in (0, 1):
         received = results[rank]["progress"][name]
         assert [n for phase, n in received if phase == "forward"] == expected
         assert [n for phase, n in received if phase == "backward"] == expected
-        for n in range(7):
+        for n in range(3):
             assert received.index(["forward", n]) < received.index(["backward", n])
 
 
@@ -260,10 +259,10 @@ def test_group_without_pieces_reports_zeros_under_the_same_names(results: list[A
 def test_overflow_skips_the_step_on_every_rank(results: list[Any]) -> None:
     reports = results[0]["skipped"]
     assert reports == results[1]["skipped"]
-    assert reports[0]["skipped"] == 1
+    assert [r["skipped"] for r in reports[:2]] == [1, 1]
     assert reports[1]["loss_scale"] == reports[0]["loss_scale"] / 2
     assert reports[-1]["skipped"] == 0
-    assert [r["lr"] for r in reports if r["skipped"]] == [0.0] * sum(r["skipped"] for r in reports)
+    assert reports[1]["lr"] == reports[0]["lr"] > reports[2]["lr"], "a skipped step is none of the schedule's"
     assert reports[-1]["loss"] < reports[0]["loss"]
 
 

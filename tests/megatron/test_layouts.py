@@ -122,7 +122,7 @@ def compare(directory: Path, made: dict[str, dict[str, Any]], processes: int) ->
 
 @pytest.mark.timeout(300)
 def test_the_bits_do_not_depend_on_the_layout(tmp_path: Path) -> None:
-    compare(tmp_path, layouts(MODELS["experts, tied"], USUAL), 2)
+    compare(tmp_path, layouts({**MODELS["experts, tied"], "global_batch_size": 6}, USUAL), 2)
 
 
 @pytest.mark.full

@@ -40,24 +40,29 @@ WIDTHS = {"use_mup": True, "mup_base_hidden_size": 16, "mup_embedding_mult": 2.0
 MIXED = {"optimizer": "ademamix", **SPLIT}
 SLOW = {"ademamix_alpha": 4.0, "ademamix_beta3": 0.99, "ademamix_alpha_warmup": 4, "ademamix_beta3_warmup": 4}
 
+
+def plain(**changes: Any) -> dict[str, Any]:
+    return case(global_batch_size=16, **changes)
+
+
 # name -> (case of all ranks, marks)
 PLAIN: dict[str, tuple[dict[str, Any], Any]] = {
-    "Muon": (case(optimizer={**MUON, **EXACTLY}), needs_emerging),
-    "Muon, TP2": (case(groups=1, tensor=2, optimizer={**MUON, **EXACTLY}), needs_emerging),
+    "Muon": (plain(optimizer={**MUON, **EXACTLY}), needs_emerging),
+    "Muon, TP2": (plain(groups=1, tensor=2, optimizer={**MUON, **EXACTLY}), needs_emerging),
     "Muon, TP2, distributed": (
-        case(groups=1, tensor=2, optimizer={**MUON, **EXACTLY, "muon_tp_mode": "distributed"}),
+        plain(groups=1, tensor=2, optimizer={**MUON, **EXACTLY, "muon_tp_mode": "distributed"}),
         needs_emerging,
     ),
     "Muon, MoE, EP2": (
-        case(groups=1, inner_data=2, expert=2, transformer=MOE, optimizer={**MUON, **EXACTLY}),
+        plain(groups=1, inner_data=2, expert=2, transformer=MOE, optimizer={**MUON, **EXACTLY}),
         needs_emerging,
     ),
-    "Muon, Lion beside it": (case(optimizer={**MUON, **EXACTLY, "muon_scalar_optimizer": "lion"}), needs_emerging),
-    "Lion": (case(optimizer=LION), needs_emerging),
-    "SOAP": (case(optimizer=SOAP), needs_emerging),
-    "SOAP, TP2": (case(groups=1, tensor=2, optimizer=SOAP), needs_emerging),
-    "muP": (case(transformer=WIDTHS, tied=False), needs_widths),
-    "muP, Muon": (case(transformer=WIDTHS, tied=False, optimizer={**MUON, **EXACTLY}), needs_emerging),
+    "Muon, Lion beside it": (plain(optimizer={**MUON, **EXACTLY, "muon_scalar_optimizer": "lion"}), needs_emerging),
+    "Lion": (plain(optimizer=LION), needs_emerging),
+    "SOAP": (plain(optimizer=SOAP), needs_emerging),
+    "SOAP, TP2": (plain(groups=1, tensor=2, optimizer=SOAP), needs_emerging),
+    "muP": (plain(transformer=WIDTHS, tied=False), needs_widths),
+    "muP, Muon": (plain(transformer=WIDTHS, tied=False, optimizer={**MUON, **EXACTLY}), needs_emerging),
 }
 """What plain megatron-core trains too."""
 KEPT: dict[str, tuple[dict[str, Any], Any]] = {

@@ -31,7 +31,7 @@ BASE: dict[str, Any] = {
     "reduce": "fp32",
     "expert": 1,
     "micro_batch_size": 2,
-    "global_batch_size": 16,
+    "global_batch_size": 8,
     "steps": 10,
     "seed": SEED,
     "tied": True,
@@ -70,34 +70,34 @@ FOUR_RANKS = {
     "PP2": case(pipeline=2),
     "PP2, older loss convention": case(pipeline=2, convention="mean"),
     "PP2, loss per token": case(pipeline=2, transformer={"calculate_per_token_loss": True}),
-    "PP2, uneven loads in two segments": case(pipeline=2, loads=[3, 5], cut=2),
+    "PP2, uneven loads in two segments": case(pipeline=2, loads=[1, 3], cut=2),
     "PP2, virtual stages": case(pipeline=2, virtual=2),
-    "PP2, virtual stages, uneven loads": case(pipeline=2, virtual=2, loads=[1, 7], cut=3),
-    "D2": case(inner_data=2, loads=[3, 1]),
-    "MoE, EP2": case(inner_data=2, expert=2, transformer=MOE),
-    "MoE, EP2, expert bias": case(inner_data=2, expert=2, transformer=BALANCED, loads=[1, 3]),
+    "PP2, virtual stages, uneven loads": case(pipeline=2, virtual=2, loads=[1, 3], cut=1),
+    "D2": case(inner_data=2, micro_batch_size=1, loads=[3, 1]),
+    "MoE, EP2": case(inner_data=2, micro_batch_size=1, expert=2, transformer=MOE),
+    "MoE, EP2, expert bias": case(inner_data=2, micro_batch_size=1, expert=2, transformer=BALANCED, loads=[1, 3]),
     "MTP": case(groups=4, positions="rope", transformer={"mtp_num_layers": 1}),
     "MTP of two layers, PP2, untied, uneven loads": case(
-        pipeline=2, tied=False, positions="rope", transformer={"mtp_num_layers": 2}, loads=[3, 5], cut=2
+        pipeline=2, tied=False, positions="rope", transformer={"mtp_num_layers": 2}, loads=[1, 3], cut=2
     ),
     "MTP, PP2, virtual stages, loss per token, pads": case(
         pipeline=2,
         virtual=2,
         positions="rope",
         transformer={"mtp_num_layers": 1, "calculate_per_token_loss": True},
-        loads=[1, 7],
+        loads=[1, 3],
     ),
     "DeepSeek's kind of model, PP2": case(pipeline=2, tied=False, positions="rope", transformer=toy.DEEPSEEK),
-    "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 7]),
+    "MoE, PP2, virtual stages, pads": case(pipeline=2, virtual=2, transformer=BALANCED, loads=[1, 3]),
 }
 if release() >= CORE:  # else hybrid models are not taken
     EXPERTS = {**MOE, "is_hybrid_model": True}
     FOUR_RANKS |= {
         "hybrid, PP2, uneven stages, uneven loads": case(
-            pipeline=2, hybrid="*-*|E", tied=False, transformer={**EXPERTS, "num_layers": 4}, loads=[3, 5], cut=2
+            pipeline=2, hybrid="*-*|E", tied=False, transformer={**EXPERTS, "num_layers": 4}, loads=[1, 3], cut=2
         ),
         "hybrid, PP2, virtual stages, pads": case(
-            pipeline=2, virtual=2, hybrid="*-|*E|*-|*E", transformer={**EXPERTS, "num_layers": 8}, loads=[1, 7]
+            pipeline=2, virtual=2, hybrid="*-|*E|*-|*E", transformer={**EXPERTS, "num_layers": 8}, loads=[1, 3]
         ),
         "hybrid, MTP of two layers, PP2": case(
             pipeline=2,
@@ -110,7 +110,8 @@ EIGHT_RANKS = {"TP2 x PP2": case(tensor=2, pipeline=2)}
 CASES = {**FOUR_RANKS, **EIGHT_RANKS}
 
 
-STEPS = 3
+STEPS = 2
+"""The second one has the weights of the first one's update."""
 FULL_STEPS = 50
 COVERED = (
     *("TP2", "PP2", "PP2, loss per token", "PP2, virtual stages", "MoE, EP2", "MTP"),

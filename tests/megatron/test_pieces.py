@@ -20,17 +20,22 @@ HALF = {"bf16": True, "params_dtype": "bfloat16"}
 
 
 def one_group(**changes: Any) -> dict[str, Any]:
-    return case(groups=1, global_batch_size=16, steps=2, reduce="exact", **changes)
+    return case(groups=1, steps=2, reduce="exact", **changes)
 
 
 CASES = {
-    "PP2 x V2": one_group(pipeline=2, virtual=2, transformer=DROPOUT, piece_microbatches=4),
+    "PP2 x V2": one_group(pipeline=2, virtual=2, micro_batch_size=1, transformer=DROPOUT, piece_microbatches=4),
     "PP2, loss per token": one_group(
         pipeline=2, transformer={**DROPOUT, "calculate_per_token_loss": True}, piece_microbatches=2
     ),
     # untied: on one stage exact sums add the two gradients of a tied weight at the end, megatron-core in each pass
     "MoE, EP2": one_group(
-        inner_data=2, expert=2, tied=False, transformer={**BALANCED, **DROPOUT}, piece_microbatches=2
+        inner_data=2,
+        expert=2,
+        micro_batch_size=1,
+        tied=False,
+        transformer={**BALANCED, **DROPOUT},
+        piece_microbatches=2,
     ),
     "PP2, 32 bits": {**one_group(pipeline=2, piece_microbatches=2), "reduce": "exact32"},
 }

@@ -176,7 +176,7 @@ class Transfer:
             self.compare_all(f"adopted {start}", engine, start)
             for step in range(start + 1, start + LEARNS + 1):
                 self.learn(engine, step)
-                self.compare_all(f"from {start}, step {step}", engine, step)
+            self.compare_all(f"from {start}, step {step}", engine, step)
             last = start + LEARNS + 1
             engine.begin_step(last)
             engine.run(last, run_of(self.pieces))
@@ -210,11 +210,11 @@ class Transfer:
             given = {name: fresh.tensors if kind(name) == part else donor.tensors for name in donor.tensors}
             tensors = {name: seen[name] for name, seen in given.items()}
             self.adopt(engine, tensors, without(part, donor.values, fresh.values), start, mixed=True)
-            then = unlike(saved(engine), donor.saved)
+            if anywhere(bool(unlike(saved(engine), donor.saved))):
+                continue
             engine.begin_step(start + 1)
             engine.apply(start + 1, [one.clone() for one in result.sums], result.scalars)
-            later = unlike(saved(engine), self.seen[start + 1].saved)
-            if not anywhere(bool(then or later)):
+            if not anywhere(bool(unlike(saved(engine), self.seen[start + 1].saved))):
                 self.needless.append(part)
 
     @staticmethod

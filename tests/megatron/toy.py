@@ -52,12 +52,13 @@ OPTIMIZER = {"optimizer": "adam", "lr": 1e-2, "min_lr": 1e-3, "weight_decay": 0.
 
 
 def scheduler(steps: int, global_batch_size: int) -> dict[str, Any]:
-    """Arguments of OptimizerParamScheduler: warm-up over a tenth, then cosine; lengths in samples."""
+    """Arguments of OptimizerParamScheduler: warm-up over a tenth of the steps, which short runs have not, then cosine;
+    lengths in samples."""
     return {
         "init_lr": 0.0,
         "max_lr": OPTIMIZER["lr"],
         "min_lr": OPTIMIZER["min_lr"],
-        "lr_warmup_steps": steps * global_batch_size // 10,
+        "lr_warmup_steps": steps // 10 * global_batch_size,
         "lr_decay_steps": steps * global_batch_size,
         "lr_decay_style": "cosine",
         "start_wd": 0.1,

@@ -1,13 +1,15 @@
 """Computes a checkpoint's digest: a sha256 over all model tensors by logical name, for any parallel layout.
 
-May assume: the directory has one checkpoint in torch_dist format. Promises: no process group is needed, tensors are
-read one at a time. Optimizer state is included on request, schedule and flags never.
+May assume: the directory has one checkpoint in torch_dist format. Promises: no process group is needed, and no more
+than ``TOGETHER_BYTES`` of tensors are in memory, or one tensor. Optimizer state is included on request, schedule and
+flags never.
 """
 
 from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -18,6 +20,9 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
+
+TOGETHER_BYTES = 1 << 28
+"""Tensors are read so many bytes at a time, because each read goes through the metadata of all of them."""
 
 
 def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str, TensorStorageMetadata]:
@@ -45,11 +50,27 @@ def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str
 def digest(directory: str | Path, *, optimizer: bool = False) -> str:
     """sha256 (hex) over name, dtype, shape and bytes of every tensor that :func:`model_tensors` names."""
     total = hashlib.sha256()
-    for name, entry in model_tensors(directory, optimizer=optimizer).items():
-        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+    for entries in _together(model_tensors(directory, optimizer=optimizer)):
+        tensors = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in entries.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
-            load({name: tensor}, storage_reader=SafeReader(str(directory)), no_dist=True)
-        total.update(f"{name} {entry.properties.dtype} {tuple(entry.size)}\n".encode())
-        total.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
+            load(tensors, storage_reader=SafeReader(str(directory)), no_dist=True)
+        for name, tensor in tensors.items():
+            total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+            total.update(tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b"")
     return total.hexdigest()
+
+
+def _together(entries: Mapping[str, TensorStorageMetadata]) -> Iterator[dict[str, TensorStorageMetadata]]:
+    """The tensors in their order, in parts that are read at once."""
+    part: dict[str, TensorStorageMetadata] = {}
+    size = 0
+    for name, entry in entries.items():
+        more = entry.size.numel() * entry.properties.dtype.itemsize
+        if part and size + more > TOGETHER_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = entry
+        size += more
+    if part:
+        yield part

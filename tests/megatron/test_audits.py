@@ -21,11 +21,11 @@ INTERLEAVED = (
 
 @pytest.mark.timeout(600)
 def test_a_wrong_gradient_is_found_and_leaves_no_trace(tmp_path: Path, dense: str) -> None:
-    inject = "bitflip:group=1,position=1,step=4,at=gradient,n=2"
+    inject = "bitflip:group=1,position=1,step=4,at=gradient,n=1"
     job, found = train(tmp_path / "flip", 3, (*DENSE, "--spare-audit-rate", "1"), inject)
     assert found == dense
     assert (
-        "group 1 (rank 1) corrupt: its gradient of piece 6 in step 4 differs from that of groups 0 and 2"
+        "group 1 (rank 1) corrupt: its gradient of piece 3 in step 4 differs from that of groups 0 and 2"
         in reported(job)
     )
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from tests.megatron.test_exact import EXPERTS, FLAGS, STEPS, reported, train
+from tests.megatron import test_exact
+from tests.megatron.test_exact import EXPERTS, flags_of, reported
 from tests.process.harness import launch
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
@@ -23,6 +25,8 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 LAUNCH: dict[str, Any] = {"groups": 2, "group_size": None, "script": "pretrain_gpt.py"}
 SEED = int(os.environ.get("SPARE_SCHEDULES_SEED", "20264"))
 SCHEDULES_PER_SHAPE = 5
+STEPS = 6
+train = partial(test_exact.train, steps=STEPS)
 POINTS = ("forward", "backward", "reduce", "vote", "apply")
 AFTER_A_LOSS = ("rebuild", "patch")
 """Points that exist only in a step in which another group was lost."""
@@ -118,7 +122,7 @@ def test_a_run_that_leaves_and_resumes_leaves_no_trace(tmp_path: Path, reduce: s
     whole = train(tmp_path / "whole", 2, flags)[1]
     half = STEPS // 2
     stay = ("--save", str(tmp_path / "save"), "--save-interval", str(half), "--spare-redundancy", "2")
-    words = (*FLAGS, *flags, *stay)
+    words = (*flags_of(STEPS), *flags, *stay)
     first = launch(tmp_path / "first", *words, "--exit-interval", str(half), **LAUNCH)
     first.finish(timeout_s=500)
     second = launch(tmp_path / "second", *words, "--load", str(tmp_path / "save"), **LAUNCH)

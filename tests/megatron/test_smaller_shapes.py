@@ -20,7 +20,7 @@ FLAGS = (
     *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--train-iters", "2000", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
-    *("--eval-interval", "5", "--eval-iters", "2", "--num-workers", "0", "--global-batch-size", "6"),
+    *("--eval-interval", "5", "--eval-iters", "1", "--num-workers", "0", "--global-batch-size", "6"),
     *("--spare-reduce", "exact", "--spare-piece-microbatches", "1"),
     *("--save-interval", "1000"),
 )
@@ -71,7 +71,7 @@ def train(run_dir: Path, groups: int, *flags: str, inject: tuple[str, ...] = ())
         group_size=None,
         script="tests/data/pretrain_remembering.py",
         inject=inject,
-        environ={"STEP_S": "0.3"} if inject else {},
+        environ={"STEP_S": "1.2"} if inject else {},
     )
 
 
@@ -84,8 +84,9 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     check = f'[ "$SPARE_GROUP_SIZE" = 1 ] || [ -e {fit} ]'
     inject = ("sigkill:group=2,step=3,at=reduce", "slow=3:group=0,position=0,step=4,at=forward,n=0")
     inject += ("sigkill:group=2,step=0,at=join,n=0,restart=1", "slow=6:group=0,position=0,step=5,at=forward,n=0")
+    flags = (*PP2, "--num-layers", "2")
     job = train(
-        tmp_path / "run", 3, *PP2, *BACK, "--spare-shapes", "auto", "--spare-health-check", check, inject=inject
+        tmp_path / "run", 3, *flags, *BACK, "--spare-shapes", "auto", "--spare-health-check", check, inject=inject
     )
     job.wait_for("the second loss", lambda: output(job).count("group 2 (incarnation 1) has failed"), timeout_s=240.0)
     job.kill(json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"])
@@ -96,7 +97,7 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     job.kill(*job.pids(2))
     found = leave_whole(job, 3, (2, 3))
     assert "as incarnation 3: it has left for that" in output(job)
-    check_failure_free(tmp_path, job, found, *PP2)
+    check_failure_free(tmp_path, job, found, *flags)
 
 
 @pytest.mark.timeout(900)
@@ -106,9 +107,9 @@ def test_a_group_whose_stages_cut_those_of_home_gives_its_state_saves_and_goes_h
     fit = tmp_path / "fit"
     check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" = 2 ] || [ -e {fit} ]'
     inject = ("sigkill:group=0,step=3,at=reduce", "slow=6:group=1,position=0,step=4,at=forward,n=0")
-    flags = LAYOUTS["PP3 cut"][0]
+    flags = (*LAYOUTS["PP3 cut"][0], "--global-batch-size", "4")
     job = train(
-        tmp_path / "run", 2, *flags, *BACK, "--spare-health-check", check, "--save-interval", "10", inject=inject
+        tmp_path / "run", 2, *flags, *BACK, "--spare-health-check", check, "--save-interval", "5", inject=inject
     )
     job.wait_for("group 0 with two stages", lambda: is_member(job, 0, 1), timeout_s=240.0)
     assert "group 0 is started with 2 pipeline stages" in output(job)

@@ -35,8 +35,7 @@ def without_end(folder: Path, kind: str) -> list[str]:
     return hugging_face_flags(folder)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("kind", ["SentencePiece", "HuggingFace"])
+@pytest.mark.parametrize(("kind", "workers"), [("SentencePiece", "1"), ("HuggingFace", "2")])
 def test_append_eod_without_an_end_token_is_refused(
     tmp_path: Path, kind: str, workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

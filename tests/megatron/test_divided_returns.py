@@ -153,7 +153,7 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
 def test_experts_come_back_and_are_saved(tmp_path: Path, inside: Sequence[str]) -> None:
     """They have gradient buffers and optimizers of their own, and each of two ranks has other ones. Sums are made while
     gradients are still computed, or, where the ranks of a group divide those of what they share, afterwards."""
-    ranks = ("--expert-model-parallel-size", "2", "--spare-inner-data-parallel", "2", "--global-batch-size", "12")
+    ranks = ("--expert-model-parallel-size", "2", "--spare-inner-data-parallel", "2", "--global-batch-size", "6")
     flags = (*EXPERTS, *ranks, *inside, "--overlap-grad-reduce", "--save-interval", "4")
     kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
     waits = (BACK, BACK.replace("step=4", "step=7"))

@@ -127,10 +127,16 @@ def flags(folder: Path) -> list[str]:
 
 def test_a_job_that_loses_a_group_ends_as_one_that_loses_none(folder: Path, tmp_path: Path) -> None:
     found = {}
-    for name, inject in (("whole", ()), ("killed", ("sigkill:group=1,step=2,at=backward",))):
+    kill = "sigkill:group=1,step=2,at=backward"
+    for name, groups, inject in (("whole", 1, ()), ("killed", 2, (kill,))):
         words = (*flags(folder), "--save", str(tmp_path / name), "--data-cache-path", str(tmp_path / f"{name}-cache"))
         job = launch(
-            tmp_path / f"run-{name}", *words, groups=2, group_size=None, script="pretrain_gpt.py", inject=inject
+            tmp_path / f"run-{name}",
+            *(*words, "--spare-piece-microbatches", "1"),
+            groups=groups,
+            group_size=None,
+            script="pretrain_gpt.py",
+            inject=inject,
         )
         lines = job.finish(timeout_s=240)
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))

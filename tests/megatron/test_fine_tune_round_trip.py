@@ -1,4 +1,4 @@
-"""A fine-tuned model goes back to Hugging Face with all that it came with: Hugging Face to core, 20 steps of a job, and
+"""A fine-tuned model goes back to Hugging Face with all that it came with: Hugging Face to core, steps of a job, and
 back. transformers then loads it without a missing or unused name, with the logits that core has."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ tokenizers = pytest.importorskip("tokenizers")
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 
-WORDS, ROWS, STEPS, LENGTH = 300, 320, 20, 64
+WORDS, ROWS, STEPS, LENGTH = 300, 320, 5, 64
 """Ids of the tokenizer; rows of the model, which has more of them; steps; the model's length."""
 TEXT = "the quick brown fox jumps over the lazy dog and 13 grey wolves run through the night"
 TOLERANCE = 1e-5
@@ -56,7 +56,7 @@ def model_of(kind: str, folder: Path) -> None:
 
 
 def train(top: Path, *words: str) -> None:
-    """20 steps of a job that begins with the converted model."""
+    """A job that begins with the converted model."""
     paths = ("--load", str(top / "core"), "--save", str(top / "trained"))
     job = launch(top / "run", *FLAGS.split(), *paths, *words, groups=1, group_size=None, script="pretrain_gpt.py")
     assert [line["step"] for line in job.finish(timeout_s=240)] == list(range(1, STEPS + 1))

@@ -21,13 +21,13 @@ FLAGS = (
     *("--eval-interval", "4", "--eval-iters", "1", "--log-interval", "2", "--save-interval", "5"),
     *("--log-params-norm", "--log-num-zeros-in-grad", "--log-memory-to-tensorboard", "--log-timers-to-tensorboard"),
     *("--log-validation-ppl-to-tensorboard", "--timing-log-level", "2", "--manual-gc", "--manual-gc-interval", "3"),
-    *("--profile", "--use-pytorch-profiler", "--profile-step-start", "3", "--profile-step-end", "4", "--log-progress"),
-    *("--overlap-grad-reduce", "--ddp-average-in-collective", "--spare-heartbeat-timeout-s", "60"),
+    *("--log-progress", "--overlap-grad-reduce", "--ddp-average-in-collective", "--spare-heartbeat-timeout-s", "60"),
 )
 WITHOUT_EFFECT = (
     *("--verify-integrity", "--async-strategy", "nvrx", "--async-ckpt-use-cpu-shm", "--ckpt-format", "fsdp_dtensor"),
     *("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "optim_grads_params"),
     *("--cuda-graph-impl", "local", "--cuda-graph-modules", "attn", "mlp", "--te-rng-tracker"),
+    *("--profile", "--use-pytorch-profiler", "--profile-step-start", "3", "--profile-step-end", "4"),
     *("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute", "--eval-global-batch-size", "16"),
 )
 """What only saves time or memory in Megatron, or always holds here; the job that is killed has these, the failure-free

@@ -11,11 +11,11 @@ from tests.process.harness import Job, launch
 
 STEPS = 6
 FLAGS = (
-    *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
+    *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
     *("--max-position-embeddings", "32", "--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0"),
     *("--train-iters", str(STEPS), "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "127"),
     *("--attention-dropout", "0.1", "--hidden-dropout", "0.1", "--log-interval", "1", "--split", "90,5,5"),
-    *("--eval-interval", "4", "--eval-iters", "2", "--num-workers", "0"),
+    *("--eval-interval", "4", "--eval-iters", "1", "--num-workers", "0"),
     *(
         "--spare-heartbeat-timeout-s",
         "60",

@@ -13,14 +13,14 @@ import pytest
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch
 
-STEPS = 6
+STEPS = 5
 FLAGS = (
     *("--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32", "--max-position-embeddings", "32"),
     *("--micro-batch-size", "1", "--lr", "1e-3", "--clip-grad", "1.0", "--train-iters", str(STEPS), "--mock-data"),
     *("--tokenizer-type", "NullTokenizer", "--vocab-size", "127", "--split", "100,0,0", "--eval-iters", "0"),
     *("--num-workers", "0", "--save-interval", str(STEPS), "--pipeline-model-parallel-size", "2"),
 )
-DENSE = ("--num-layers", "8", "--global-batch-size", "8")
+DENSE = ("--num-layers", "4", "--global-batch-size", "8")
 CASES = {
     "virtual stages, recompute": (
         *("--num-layers", "8", "--global-batch-size", "12", "--num-layers-per-virtual-pipeline-stage", "2"),

@@ -49,12 +49,6 @@ def main() -> None:
     median_s = statistics.median(float(str(row["seconds"])) for row in rows)
     config = {"groups": options.groups, "also": options.also, "recipes": len(rows), "taken": taken}
     report("recipes", {**config, "median_s": median_s}, rows, options.json)
-        "also": options.also,
-        "recipes": len(rows),
-        "taken": taken,
-        "median_s": median_s,
-    }
-    report("recipes", config, rows, options.json)
 
 
 def of_mainline(words: list[str]) -> tuple[list[str], list[str]]:

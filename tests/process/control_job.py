@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -11,10 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.coordinator.journal import Record, read, verify
+from spare_megatron.coordinator.journal import Record, verify
 from spare_megatron.launch.preload_client import ForkedProcess
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 from tests import preloaded
+from tests.process.growing import GrowingJournal, GrowingLines
 
 ROOT = Path(__file__).parents[2]
 Process = subprocess.Popen[bytes] | ForkedProcess
@@ -28,6 +28,7 @@ class ControlJob:
     def __init__(self, path: Path, groups: int = 2, size: int = 1, flags: str = "") -> None:
         self.run_dir = RunDirectory(path / "run")
         self.run_dir.create()
+        self._journal, self._lines = GrowingJournal(self.run_dir.journal), GrowingLines(self.run_dir.metrics)
         self.groups, self.size, self.flags = groups, size, flags.split()
         self.environment: dict[str, str] = {}
         """Of every process, beside :func:`tests.preloaded.environment`."""
@@ -108,14 +109,11 @@ class ControlJob:
 
     def records(self) -> list[Record]:
         """The journal so far."""
-        return list(read(self.run_dir.journal))
+        return self._journal.records()
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The whole lines of metrics.jsonl so far: the last one may be in the middle of being written."""
-        if not self.run_dir.metrics.exists():
-            return []
-        text = self.run_dir.metrics.read_text()
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        """The whole lines of metrics.jsonl so far."""
+        return self._lines.lines()
 
     def committed(self) -> int:
         """Step of the last line of metrics.jsonl."""

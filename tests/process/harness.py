@@ -21,8 +21,10 @@ from typing import Any
 import psutil
 
 from spare_megatron.coordinator import journal
+from spare_megatron.coordinator.journal import Record
 from spare_megatron.launch.preload_client import ForkedProcess
 from tests import preloaded
+from tests.process.growing import GrowingJournal, GrowingLines
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
@@ -41,26 +43,21 @@ class Job:
     """Pids of every process that the job was seen to have."""
     ranks_seen: set[int] = field(default_factory=set)
     """Those of its ranks."""
-    _text: str = ""
-    """What metrics.jsonl had when it was read last; tests look at it fifty times a second."""
-    _lines: list[dict[str, Any]] = field(default_factory=list)
-    """The lines of it."""
     _listed: str = ""
     """What processes.json had when it was looked at last."""
+
+    def __post_init__(self) -> None:
+        self._lines = GrowingLines(self.run_dir / "metrics.jsonl")
+        self._journal = GrowingJournal(self.run_dir / "journal.jsonl")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """The complete lines of metrics.jsonl so far."""
-        path = self.run_dir / "metrics.jsonl"
-        if not path.exists():
-            return []
-        text = path.read_text()
-        text = text[: text.rfind("\n") + 1]
-        if not text.startswith(self._text):
-            self._text, self._lines = "", []
-        self._lines += [json.loads(line) for line in text[len(self._text) :].splitlines()]
-        self._text = text
-        return self._lines.copy()
+        return self._lines.lines()
+
+    def records(self) -> list[Record]:
+        """The journal so far."""
+        return self._journal.records()
 
     def ranks(self) -> list[dict[str, Any]]:
         """The rank processes as processes.json lists them now."""

@@ -25,7 +25,7 @@ AFTER = 4
 
 def records(job: Job) -> list[Record]:
     """The journal by now."""
-    return list(read(job.run_dir / "journal.jsonl"))
+    return job.records()
 
 
 def views(job: Job) -> list[View]:

@@ -272,7 +272,7 @@ def test_a_writer_that_is_fenced_leaves_what_counts_at_the_wipe_out(tmp_path: Pa
     job = launch(tmp_path, *words, groups=1, group_size=1)
 
     def there(kind: type) -> bool:
-        return any(isinstance(record.event, kind) for record in read(tmp_path / "journal.jsonl"))
+        return any(isinstance(record.event, kind) for record in job.records())
 
     job.wait_for("the checkpoint of step 3 to wait for votes", lambda: there(Saved))
     [pid] = job.pids(0)

@@ -22,7 +22,7 @@ from tests.process.harness import ROOT, Job, launch
 @pytest.mark.parametrize("how", ["deleted", pytest.param("replaced", marks=pytest.mark.full)])
 def test_the_job_ends_and_says_why(tmp_path: Path, how: str) -> None:
     run_dir = tmp_path / "run"
-    words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02")
+    words = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.1")
     job = launch(run_dir, *words, groups=2, group_size=1)
     job.wait_for("step 3", lambda: any(line["step"] >= 3 for line in job.metrics), 60)
     coordinator = RunDirectory(str(run_dir)).coordinator()

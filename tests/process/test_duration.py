@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.process.harness import launch
 
 DURATION_S = 8.0
-WORDS = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.02", "--duration-s", str(DURATION_S))
+WORDS = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.1", "--duration-s", str(DURATION_S))
 
 
 def test_a_job_leaves_after_its_time_whatever_dies_before(tmp_path: Path) -> None:

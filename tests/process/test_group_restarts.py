@@ -14,7 +14,6 @@ import pytest
 
 from spare_megatron.cli.status import status_of
 from spare_megatron.config.exits import ExitCode
-from spare_megatron.coordinator.journal import read
 from spare_megatron.monitor.status_texts import status_text
 from spare_megatron.protocol.messages import Event, Hello, Lost
 from spare_megatron.runtime.run_directory import RunDirectory, glance
@@ -47,7 +46,7 @@ def reported(job: Job, about: str) -> list[str]:
 
 def events(job: Job) -> list[Event]:
     """All events of the journal."""
-    return [record.event for record in read(job.run_dir / "journal.jsonl")]
+    return [record.event for record in job.records()]
 
 
 def incarnations(job: Job, group: int) -> list[int]:
@@ -90,7 +89,7 @@ def test_a_killed_group_is_started_again(begin: Begin, tmp_path: Path) -> None:
 def test_a_group_that_dies_again_and_again_is_given_up(begin: Begin, tmp_path: Path) -> None:
     """The coordinator is killed in the pause before the second restart; the incarnations go on."""
     pause = ("--spare-group-restart-pause-s", "2")
-    job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.01", *pause, restarts=2)
+    job = begin(tmp_path, "--crash-when-back", "--steps", "100000", "--piece-s", "0.03", *pause, restarts=2)
     job.wait_for_step(3)
     job.kill(job.pid(1, 1))
     job.wait_for("the pause", lambda: bool(reported(job, "in 2 s")))
@@ -118,7 +117,7 @@ def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_pa
     """The check fails twice, for one reason, and is said once; looks are no restarts."""
     mended, looks = tmp_path / "mended", tmp_path / "looks"
     check = f"echo $SPARE_GROUP $LOCAL_RANK >> {looks}; test -e {mended} || {{ echo the fan is broken; exit 7; }}"
-    job = begin(tmp_path, "--spare-health-check", check, "--steps", "100000", "--piece-s", "0.01", restarts=1)
+    job = begin(tmp_path, "--spare-health-check", check, "--steps", "100000", "--piece-s", "0.03", restarts=1)
     job.wait_for_step(3)
     job.kill(job.pid(1, 1))
     job.wait_for("two looks", lambda: looks.exists() and len(looks.read_text().splitlines()) == 2)
@@ -138,7 +137,7 @@ def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_pa
 
 
 def test_a_check_that_hangs_ends_with_the_job(begin: Begin, tmp_path: Path) -> None:
-    flags = ("--spare-health-check", f"touch {tmp_path}/looks; sleep 97531", "--steps", "100000", "--piece-s", "0.01")
+    flags = ("--spare-health-check", f"touch {tmp_path}/looks; sleep 97531", "--steps", "100000", "--piece-s", "0.03")
     job = begin(tmp_path, *flags, restarts=1)
     job.wait_for_step(3)
     job.kill(*job.pids(1))
@@ -149,7 +148,7 @@ def test_a_check_that_hangs_ends_with_the_job(begin: Begin, tmp_path: Path) -> N
 
 def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin, tmp_path: Path) -> None:
     """Its heartbeat time-out is 2 s. It once left after two of them with a user's error, and stayed lost."""
-    job = begin(tmp_path, "--steps", "100000", "--piece-s", "0.01")
+    job = begin(tmp_path, "--steps", "100000", "--piece-s", "0.03")
     job.wait_for_step(3)
     job.kill(*job.pids(1))
     coordinator = json.loads((job.run_dir / "processes.json").read_text())["coordinator"]["pid"]
@@ -167,7 +166,7 @@ def test_a_group_that_is_back_waits_for_a_coordinator_that_is_away(begin: Begin,
 
 
 def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin, tmp_path: Path) -> None:
-    words = ("--error-when-back=--data-path_is_gone", "--steps", "100000", "--piece-s", "0.01")
+    words = ("--error-when-back=--data-path_is_gone", "--steps", "100000", "--piece-s", "0.03")
     job = begin(tmp_path, *words, inject=("sigkill:group=0,position=1,step=3,at=reduce",), restarts=1)
     job.wait_for("the end of it", lambda: bool(reported(job, "goes on without it")))
     before = job.metrics[-1]["step"]
@@ -183,7 +182,7 @@ def test_a_users_error_in_a_group_that_is_back_does_not_end_the_job(begin: Begin
 
 
 def test_a_group_that_hangs_and_does_not_receive_that_it_is_fenced_is_killed(begin: Begin, tmp_path: Path) -> None:
-    job = begin(tmp_path, "--hang", "1,3", "--steps", "100000", "--piece-s", "0.01", restarts=1)
+    job = begin(tmp_path, "--hang", "1,3", "--steps", "100000", "--piece-s", "0.03", restarts=1)
     job.wait_for("the learner", lambda: is_back(job, 1, 1))
     job.kill(job.process.pid, number=signal.SIGTERM)
     job.finish(code=ExitCode.REQUEUE)
@@ -197,7 +196,7 @@ def test_after_a_wipe_out_no_group_is_started_alone_and_no_incarnation_is_there_
 ) -> None:
     """Group 0 learns when group 1, the last member, dies: the job starts again with groups above both incarnations."""
     save = ("--save", str(tmp_path / "save"), "--save-interval", "5")
-    job = begin(tmp_path / "run", *save, "--steps", "100000", "--piece-s", "0.01")
+    job = begin(tmp_path / "run", *save, "--steps", "100000", "--piece-s", "0.03")
     job.wait_for("a checkpoint", lambda: (tmp_path / "save" / "iter_0000005").exists())
     job.kill(*job.pids(0))
     job.wait_for("the learner", lambda: is_back(job, 0, 1))

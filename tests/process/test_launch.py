@@ -24,7 +24,8 @@ from tests import preloaded
 from tests.process.harness import FORKING
 
 ROOT = Path(__file__).parents[2]
-CLIENT = ("-m", "tests.process.control_client", "--heartbeat-timeout-s", "2")
+RANK, LIGHT = ("-m", "tests.process.control_client"), ("tests/process/light_rank.py", "--spare-preload", "json")
+"""Ranks whose parent imports what those of a job import, and those whose own parent is ready at once."""
 EXITS_FIRST = "--heartbeat-timeout-s 20 --grace-s 10"
 """However late a busy launcher is, it reports the end of a process before the closed connection counts as a death."""
 
@@ -49,7 +50,8 @@ class LaunchedJob:
         self.output = path / output
         launcher, _, client = words.partition("--- ")
         flags = ["--num-groups", str(groups), "--group-size", str(size), "--run-dir", str(self.run_dir.path)]
-        flags += [*launcher.split(), *CLIENT, *client.split(), "--spare-max-group-restarts", "0"]
+        flags += [*launcher.split(), *(LIGHT if under or own_parent else RANK), "--heartbeat-timeout-s", "2"]
+        flags += [*client.split(), "--spare-max-group-restarts", "0"]
         self.process: subprocess.Popen[bytes] | ForkedProcess
         if under or own_parent:
             command = [*under.split(), sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", *flags]

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.launch.preload_client import UNKNOWN, ParentLink, connect, search_path_of
 from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.preloaded_ranks import LISTENING
@@ -23,10 +24,11 @@ from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
 from spare_megatron.runtime.run_directory import glance
 from tests import preloaded
 from tests.polling import until
-from tests.process.harness import ROOT, alive, launch, toy_digests
-from tests.process.returning import failure_free_weights
+from tests.process.harness import RESTARTS, ROOT, TOY, Job, alive, launch
+from tests.process.returning import check_voted
 
 pytestmark = [pytest.mark.timeout(240)]
+LIGHT = "tests/process/light_rank.py"
 
 STATE = """
 import json, os, random, resource, signal, sys, threading
@@ -96,13 +98,6 @@ def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
     finally:
         link.close()
         process.wait()
-
-
-def of_no_torch(folder: Path) -> str:
-    """A script of ranks for which nothing is preloaded but what is asked for, so that their parent starts at once."""
-    path = folder / "ranks.py"
-    path.write_text("import runpy\nrunpy.run_module('tests.process.control_client', run_name='__main__')\n")
-    return str(path)
 
 
 def start(link: ParentLink, command: list[str], log: Path, directory: Path, **environ: str) -> Any:
@@ -232,7 +227,7 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
     (tmp_path / f"{name}.py").write_text(source)
     environ = {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", LISTENING: ""}
     words = ("--steps", "2", "--spare-preload", f"{name},json")
-    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ, script=of_no_torch(tmp_path))
+    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ, script=LIGHT)
     job.finish()
     reported = [line for line in (tmp_path / "run" / "launch.out").read_text().splitlines() if name in line]
     assert len(reported) == 1, job.report()
@@ -277,30 +272,43 @@ def test_which_modules_are_preloaded(tmp_path: Path) -> None:
     assert search_path_of(command)[0] == str(tmp_path)
 
 
-@pytest.mark.parametrize("when", ["parent", pytest.param("launcher", marks=pytest.mark.full), "both"])
-def test_kills_of_the_parent_and_the_launcher(when: str, tmp_path: Path) -> None:
-    """The job goes on without its parent, and a lost group is back; without its launcher nothing is left."""
-    quick, size = tmp_path / "quick", 1 if when == "parent" else 2
-    steps = ("--steps", "60", "--piece-s", "0.25", "--quick-once", str(quick), "--spare-max-group-restarts", "3")
-    job = launch(tmp_path / "run", *steps, groups=3, group_size=size, environ={LISTENING: ""})
-    job.wait_for_step(3)
+def parent_of(job: Job) -> int:
+    """The preloaded parent of a job's ranks."""
     parent = psutil.Process(job.pid(0, 0)).ppid()
     assert "preloaded_parent" in " ".join(psutil.Process(parent).cmdline())
-    if when != "parent":
-        job.kill(*([parent] if when == "both" else []), job.process.pid)
-        job.wait_until_gone()
-        assert not alive(parent)
-        return
-    job.kill(parent)
+    return parent
+
+
+@pytest.mark.parametrize("script", [pytest.param(TOY, marks=pytest.mark.full), LIGHT])
+@pytest.mark.parametrize("both", [pytest.param(False, marks=pytest.mark.full), True])
+def test_a_kill_of_the_launcher_and_of_both(both: bool, script: str, tmp_path: Path) -> None:
+    """Nothing is left."""
+    words = ("--steps", "1000", "--piece-s", "0.1", "--spare-preload", "json")
+    job = launch(tmp_path / "run", *words, groups=3, environ={LISTENING: ""}, script=script)
+    job.wait_for_step(3)
+    parent = parent_of(job)
+    job.kill(*([parent] if both else []), job.process.pid)
+    job.wait_until_gone()
+    assert not alive(parent)
+
+
+@pytest.mark.parametrize("script", [pytest.param(TOY, marks=pytest.mark.full), LIGHT])
+def test_a_kill_of_the_parent(script: str, tmp_path: Path) -> None:
+    """The job goes on, and a lost group is started again; one of the toy has its state and is a member."""
+    words = ("--steps", "100000", "--piece-s", "0.1", "--spare-preload", "json", RESTARTS, "3")
+    job = launch(tmp_path / "run", *words, groups=3, group_size=1, environ={LISTENING: ""}, script=script)
+    job.wait_for_step(3)
+    job.kill(parent_of(job))
     job.wait_for_step(5)
     job.kill(job.pid(1, 0))
-    live = {"0": 0, "1": 1, "2": 0}
-    job.wait_for("group 1", lambda: (glance(job.run_dir / "status.json") or {"live": {}})["live"] == live)
-    quick.touch()
-    lines = job.finish()
+    where = "live" if script == TOY else "learners"
+    job.wait_for("group 1", lambda: (glance(job.run_dir / "status.json") or {where: {}})[where].get("1") == 1)
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=ExitCode.REQUEUE)
     assert (job.run_dir / "launch.out").read_text().count("the preloaded parent of the ranks has ended") == 1
-    assert lines[-1]["live_groups"] == 3, job.report()
-    assert set(toy_digests(job.run_dir).values()) == {failure_free_weights(60, groups=3, pieces=2)[-1]}
+    assert len(lines) > 5
+    if script == TOY:
+        check_voted(job.run_dir / "journal.jsonl", groups=3)
 
 
 def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
@@ -308,7 +316,7 @@ def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
     job = launch(
         tmp_path / "run",
         *("--steps", "4", "--spare-preload", "json"),
-        script=of_no_torch(tmp_path),
+        script=LIGHT,
         groups=2,
         group_size=1,
         environ={LISTENING: "", "SPARE_FAILPOINTS": "preload:preload.request=stop,after=1"},

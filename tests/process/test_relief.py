@@ -15,9 +15,9 @@ from spare_megatron.protocol.messages import GaveBack, RunningOut, SpeedsMeasure
 from spare_megatron.runtime.failpoints import VARIABLE
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch, toy_digests
-from tests.process.returning import failure_free_pipeline
+from tests.process.returning import failure_free_weights
 
-GROUPS, SIZE, STEPS, PIECES, PIECE_S = 4, 2, 8, 8, 0.03
+GROUPS, STEPS, PIECES, PIECE_S = 4, 8, 8, 0.03
 WORDS = (
     *("--steps", str(STEPS), "--redundancy", "3", "--pieces", str(PIECES), "--piece-s", str(PIECE_S), "--joins"),
     *("--ahead", "2", "--heartbeat-s", "2"),
@@ -96,17 +96,17 @@ def test_a_group_that_is_slow_for_long_has_a_smaller_share_whoever_dies(tmp_path
         *("slow=3x:group=1,step=2", f"coordinator-sigkill:group=0,step={steps - 6},at=forward"),
         f"sigkill:group=3,step={steps - 3},at=forward",
     )
-    job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
+    job = launch(tmp_path, *words, groups=GROUPS, group_size=1, inject=inject)
     lines = job.finish()
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    assert set(toy_digests(job.run_dir).values()) == set(failure_free_pipeline(steps, GROUPS, PIECES)[-1])
+    assert set(toy_digests(job.run_dir).values()) == {failure_free_weights(steps, GROUPS, PIECES)[-1]}
     reported = [record.event for record in journal.read(job.run_dir / "journal.jsonl")]
     assert any(isinstance(event, SpeedsMeasured) and event.paces[0][0] == 1 for event in reported), job.report()
     known = status_of(RunDirectory(str(job.run_dir)))["slow_for_long"]
     assert known.keys() == {"1"}
     measured = lines[known["1"]["since"] - MEASURED_STEPS : known["1"]["since"]]
     usual_s = statistics.median(line["compute_even_s"] / PIECES for line in measured)
-    slower_s = 2 * SIZE * PIECE_S  # what makes a piece slow: the rest of it takes as long as in any other group
+    slower_s = 2 * PIECE_S  # what makes a piece slow: the rest of it takes as long as in any other group
     slowness, share = known["1"]["slowness"], known["1"]["share"]
     assert abs(slowness - (1 + slower_s / usual_s)) <= 0.5, f"a piece takes others {usual_s:.3f} s"
     assert slowness * share <= (GROUPS * PIECES - share) / 2 + 1, "it ends when the other two do, but for a piece"

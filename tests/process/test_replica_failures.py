@@ -18,8 +18,8 @@ from tests.process.replica_job import PATIENCE_S, ReplicaJob, replica_job
 BOUND_S = 8.0
 TIMEOUT_S = 60.0
 """Of the communicators: must not be sat out."""
-SMALL, LARGE = 1_000, 8 << 20
-"""4 kB and 32 MB of float32."""
+SMALL, MEDIUM, LARGE = 1_000, 2 << 20, 8 << 20
+"""4 kB, 8 MB and 32 MB of float32."""
 MOMENTS = ("forming", "between buckets", "any")
 
 
@@ -27,7 +27,7 @@ MOMENTS = ("forming", "between buckets", "any")
     ("numel", "bucket_bytes", "trials"),
     [
         (SMALL, 1 << 20, 9),
-        (LARGE, 4 << 20, 3),
+        (MEDIUM, 2 << 20, 3),
         *(pytest.param(*one, marks=pytest.mark.full) for one in ((SMALL, 1 << 20, 30), (LARGE, 4 << 20, 6))),
     ],
 )

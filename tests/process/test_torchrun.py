@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,8 +15,9 @@ import pytest
 
 from spare_megatron.control_plane.channel import Security
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.preload_client import ForkedProcess
 from spare_megatron.runtime.run_directory import RunDirectory, glance
-from tests.process.harness import ROOT
+from tests import preloaded
 from tests.process.returning import voted_in
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,31 +26,29 @@ TOY = ("tests/process/toy_train.py", "--steps", "100000", "--pieces", "2", "--pi
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """The coordinator and the torchruns by name; whatever happens, nothing is left of them."""
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SPARE_RUN_DIR": str(tmp_path)}
+def started(tmp_path: Path) -> Iterator[dict[str, ForkedProcess]]:
+    """The coordinator and the torchruns by name, which the tests' parent forks; whatever happens, nothing is left
+    of them."""
+    environ = {**preloaded.environment(), "SPARE_RUN_DIR": str(tmp_path)}
     environ |= {"SPARE_GROUP_SIZE": str(SIZE), "SPARE_NUM_GROUPS": str(GROUPS)}
     commands: dict[str, tuple[str, ...]] = {
         "coordinator": ("spare_megatron.cli.coordinator", "--run-dir", str(tmp_path))
     }
     run = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(SIZE), "--max-restarts", "2", *TOY)
     commands |= {f"group {group}": run for group in range(GROUPS)}
-    with contextlib.ExitStack() as files:
-        found = {}
-        for name, words in commands.items():
-            log = files.enter_context((tmp_path / f"{name}.out").open("wb"))
-            own = {**environ, "SPARE_GROUP": name.rpartition(" ")[2]} if name.startswith("group") else environ
-            command = [sys.executable, "-m", *words]
-            found[name] = subprocess.Popen(command, cwd=ROOT, env=own, stdout=log, stderr=log, start_new_session=True)
-        try:
-            yield found
-        finally:
-            for process in found.values():
-                for child in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
-                    with contextlib.suppress(psutil.NoSuchProcess):
-                        child.kill()
-                process.kill()
-                process.wait()
+    found = {}
+    for name, (module, *words) in commands.items():
+        own = {**environ, "SPARE_GROUP": name.rpartition(" ")[2]} if name.startswith("group") else environ
+        found[name] = preloaded.fork_module(module, words, own, tmp_path / f"{name}.out")
+    try:
+        yield found
+    finally:
+        for process in found.values():
+            for child in [*psutil.Process(process.pid).children(recursive=True)] if process.poll() is None else []:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            process.kill()
+            process.wait()
 
 
 def until(what: str, true: Callable[[], bool], folder: Path, timeout_s: float = 120.0) -> None:
@@ -64,15 +60,13 @@ def until(what: str, true: Callable[[], bool], folder: Path, timeout_s: float = 
         time.sleep(0.1)
 
 
-def ranks(torchrun: subprocess.Popen[bytes]) -> list[psutil.Process]:
+def ranks(torchrun: ForkedProcess) -> list[psutil.Process]:
     """The processes of a group, by position."""
     found = [child for child in psutil.Process(torchrun.pid).children() if "RANK" in child.environ()]
     return sorted(found, key=lambda child: int(child.environ()["RANK"]))
 
 
-def test_torchrun_starts_its_group_again_and_it_joins(
-    started: dict[str, subprocess.Popen[bytes]], tmp_path: Path
-) -> None:
+def test_torchrun_starts_its_group_again_and_it_joins(started: dict[str, ForkedProcess], tmp_path: Path) -> None:
     run_dir = RunDirectory(tmp_path)
 
     def status() -> dict[str, Any]:

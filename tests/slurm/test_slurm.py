@@ -34,7 +34,7 @@ from tests.slurm.jobs import (
 
 pytestmark = pytest.mark.timeout(300)
 
-TWO_RANKS = ("--group-size", "2", *OWN, *TOY, "--piece-s", "0.125")
+ONE_RANK = ("--group-size", "1", *OWN, *TOY)
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,13 @@ GOOD = (("COMPLETED", "0:0"), ("COMPLETING", "0:0"))
 """State and exit code of a job that ended well; its nodes may still have to confirm the end."""
 
 
-def one_rank_a_node(cluster: Cluster, folder: Path, *flags: str, shipped: str = "single.sbatch") -> SlurmJob:
-    """A job of two groups of one rank on two nodes that saves where it leaves; ``flags`` are further ones of a rank."""
-    words: Sequence[str] = (*OWN, "--group-size", "1", *TOY, "--redundancy", "2", "--save", str(folder / "save"))
+def one_rank_a_node(
+    cluster: Cluster, folder: Path, *flags: str, shipped: str = "single.sbatch", nodes: int = 2
+) -> SlurmJob:
+    """A job of groups of one rank, each on a node, that saves where it leaves; ``flags`` are further ones of a rank."""
+    words: Sequence[str] = (*ONE_RANK, "--redundancy", str(nodes), "--save", str(folder / "save"))
     words = (*words, "--quick-once", str(folder / QUICK), *flags)
-    return submit(cluster, folder, words, shipped=shipped, nodes=2, ranks=1)
+    return submit(cluster, folder, words, shipped=shipped, nodes=nodes, ranks=1)
 
 
 def hurry(job: SlurmJob, folder: Path) -> None:
@@ -79,10 +81,10 @@ def job_attempts(job: SlurmJob) -> list[tuple[int, int]]:
 
 def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: Cluster, tmp_path: Path) -> None:
     """One after the other, each with a group of ranks; the coordinator's is the batch script's more often than not."""
-    job = submit(cluster, tmp_path, (*TWO_RANKS, "--redundancy", "4", "--quick-once", str(tmp_path / QUICK)))
+    job = submit(cluster, tmp_path, (*ONE_RANK, "--redundancy", "4", "--quick-once", str(tmp_path / QUICK)), ranks=1)
     job.until_step(4)
     before, killed = job.ranks(), set()
-    assert sorted(before) == list(range(8))
+    assert sorted(before) == list(range(4))
 
     def kill(node: str) -> None:
         cluster.kill_node(node)
@@ -207,7 +209,9 @@ def check_restarted(job: SlurmJob, failure_free: str, last_attempt: int = 2) -> 
 
 
 def test_an_array_goes_on_from_element_to_element(cluster: Cluster, tmp_path: Path, failure_free: str) -> None:
-    job = one_rank_a_node(cluster, tmp_path, shipped="array.sbatch")
+    """Of one group, which has the pieces of two."""
+    alone = ("--pieces", str(2 * PIECES), "--piece-s", "0.125")
+    job = one_rank_a_node(cluster, tmp_path, *alone, shipped="array.sbatch", nodes=1)
     job.until_step(4)
     # scancel may end with "try again later" after the signal has arrived; the element's exit code tells that it did.
     subprocess.run(["scancel", "--batch", "--signal=USR1", f"{job.id}_1"], env=cluster.environ, check=False, timeout=60)

@@ -19,9 +19,11 @@ LARGEST = (
     "three groups, one that is drained and is back, each shard on two",
     "three groups, each shard on two, one step, any fault",
     "two groups, two state shards twice, any two of a few faults",
+    "three groups, two state shards twice, two losses",
 )
 """Half of the time of all. Random walks (:mod:`.test_walks`) go through what they have in common with others: any fault
-of three groups with every shard on all, and the faults of two groups with state shards one by one."""
+of three groups with every shard on all, and the faults of two groups with state shards one by one. All moves of the
+last one are among those of the same shape in which a group may also find that it cannot keep a shard."""
 
 
 @pytest.mark.timeout(900)

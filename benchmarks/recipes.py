@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -54,10 +55,7 @@ def main() -> None:
 def of_mainline(words: list[str]) -> tuple[list[str], list[str]]:
     """The words without the flags, or values of a choice, that neither Megatron-LM nor this framework has, and these
     flags."""
-    known: dict[str, list[str] | None] = {
-        name: row.get("choices") for row in megatron_table().values() for name in row["names"]
-    }
-    known = {name: None for spec in own_specs() for name in spec.names} | known
+    known = _known_flags()
     kept: list[str] = []
     forks: list[str] = []
     into: list[str] = kept
@@ -70,6 +68,15 @@ def of_mainline(words: list[str]) -> tuple[list[str], list[str]]:
             forks += [] if into is kept else [name]
         into.append(word)
     return kept, forks
+
+
+@cache
+def _known_flags() -> dict[str, list[str] | None]:
+    """Flag -> its choices, None where it has none."""
+    of_megatron: dict[str, list[str] | None] = {
+        name: row.get("choices") for row in megatron_table().values() for name in row["names"]
+    }
+    return {name: None for spec in own_specs() for name in spec.names} | of_megatron
 
 
 def asked(words: list[str], groups: int) -> tuple[int, str, float]:

@@ -1,10 +1,12 @@
 """For all tests: no test of a property has a time limit for one example, because machines may be slow or busy, and each
 run tries the same examples unless --hypothesis-profile random is given; no job of a test that fails goes on beside the
-next one. What the tests of several processes need is made once."""
+next one. What the tests of several processes need is made once. The modules and the tests themselves, a million
+objects, are never looked through for garbage, which takes half a second of each process each time."""
 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import sys
@@ -19,6 +21,7 @@ from tests import preloaded
 settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("random", deadline=None, print_blob=True)
 settings.load_profile("same")
+gc.disable()  # until all is imported and collected
 
 
 LONGEST = (
@@ -81,6 +84,7 @@ file to one worker: a long one that came late would be all that is left at the e
 def pytest_configure(config: pytest.Config) -> None:
     """Workers share one preloaded parent, which imports what it needs while they collect their tests."""
     if config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        gc.enable()  # this process collects no tests
         preloaded.share()
 
 
@@ -93,6 +97,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return place.get(f"{folder}/{file.removesuffix('.py')}", len(LONGEST)), folder == "pure"
 
     items.sort(key=when)
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, of what the tests make."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

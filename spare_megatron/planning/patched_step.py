@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -46,6 +47,7 @@ def evenly(pieces: int, hosts: int) -> PatchSpread:
     return PatchSpread(tuple((((taken / pieces, 1.0),), count) for taken, count in levels if taken and count))
 
 
+@cache
 def at_random(pieces: int, hosts: int) -> PatchSpread:
     """Pieces of many shards, each on one of ``hosts`` hosts that nothing distinguishes: a binomial number for each."""
     chance = binomial(pieces, 1 / hosts)
@@ -108,10 +110,16 @@ def patched_step(
     for spread, share in spreads:
         done = _patch_done(spread, host_load, moments, y[None, :], wide)
         open_ += share * (1 - done * (y[None, :] >= moments + rebuild))
-        alone = np.linspace(0, spread.most * (1 + WIDTH * wide), POINTS)
-        after += share * _integral(1 - _patch_done(spread, 0.0, np.zeros((1, 1)), alone[None, :], wide)[0], alone)
+        after += share * _alone(spread, wide)
     patched = low + _integral(-np.expm1(log_done - losses * failure_free * open_.mean(axis=0)), y)
     return PatchedStep(failure_free, patched, after)
+
+
+@cache
+def _alone(spread: PatchSpread, jitter: float) -> float:
+    """Expected time of a patch that begins when all groups are done."""
+    y = np.linspace(0, spread.most * (1 + WIDTH * jitter), POINTS)
+    return _integral(1 - _patch_done(spread, 0.0, np.zeros((1, 1)), y[None, :], jitter)[0], y)
 
 
 def _patch_done(spread: PatchSpread, load: float, moment: Floats, y: Floats, jitter: float) -> Floats:

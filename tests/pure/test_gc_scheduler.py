@@ -64,4 +64,3 @@ def test_python_collects_by_itself_only_outside(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(run())
     assert gc.isenabled()
     assert gc.get_freeze_count() > 10_000, "what was frozen is thawed, and copied by the next collection of a fork"
-    gc.unfreeze()

@@ -139,7 +139,7 @@ def test_the_controller_loses_as_much_of_the_groups_time_as_the_plan_says() -> N
     figures = NodeFigures(8, 8, 64.0, repair_h=2.0)
     for salvage in (True, False):
         planned = mean_lost_share(figures, 0, salvage, 6, days=200 / 24)
-        found = away("--node-repair-h", "2", "--trials", "6", *([] if salvage else ["--no-salvage"]))
+        found = away("--node-repair-h", "2", "--trials", "3", *([] if salvage else ["--no-salvage"]))
         assert found == pytest.approx(planned, rel=0.15)
     assert away("--node-repair-h", "2", "--spare-nodes", "8", "--trials", "1") < 0.5 * planned
 

@@ -110,10 +110,10 @@ def test_a_coordinator_that_is_killed_loses_nothing_that_was_acknowledged(tmp_pa
     """Killed at the same place again and again, each time a little later, until it comes through."""
     path, acks = tmp_path / "journal.jsonl", tmp_path / "acks"
     acks.touch()
-    for after in range(40):
+    for after in range(20):
         child = os.fork()
         if not child:
-            _go_on_and_exit(path, acks, f"{place}=kill,after={after % 5}" if after < 30 else "")
+            _go_on_and_exit(path, acks, f"{place}=kill,after={after % 5}" if after < 15 else "")
         _, status = os.waitpid(child, 0)
         acked = max(map(int, acks.read_text().split()), default=0)
         there = [record.event for record in read(path)]

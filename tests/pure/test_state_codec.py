@@ -73,7 +73,7 @@ def test_the_first_state_survives() -> None:
 
 
 @settings(
-    max_examples=150,
+    max_examples=75,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

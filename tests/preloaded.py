@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SMALLER = "tests.small_mock_data"
 _CONTROL = ("spare_megatron.coordinator.process", "spare_megatron.cli.launch", "spare_megatron.cli.report")
 """What coordinators and launchers import beside what ranks do."""
-_IMPORTED = (*OF_A_JOB, SMALLER, "tests.quick_end", *_CONTROL, "tests.computed_once")
+_IMPORTED = (*OF_A_JOB, SMALLER, "tests.quick_end", *_CONTROL, "tests.computed_once", "tests.huge_pages")
 _SHARED = "SPARE_TESTS_PARENT"
 READY_S = 120.0
 """How long its imports may take."""

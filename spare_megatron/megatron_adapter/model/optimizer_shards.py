@@ -225,10 +225,12 @@ class OptimizerShards:
     def state(self, shard: int, *, mine: bool) -> torch.Tensor:
         """The bits of all that a group must get to keep ``shard``, as int32; room for them where they are not ``mine``
         to give. May run beside the forward and backward passes; no collective."""
-        if mine:
-            tensors = [one for held in self._held[shard] for one in held.carried]
-            return torch.cat(tensors).view(torch.int32) if tensors else self._room(0)
-        return self._room(self.state_size(shard))
+        room = self._room(self.state_size(shard))
+        values, at = room.view(torch.float32), 0
+        for one in (one for held in self._held[shard] for one in held.carried) if mine else ():
+            values[at : at + one.numel()].copy_(one)  # torch's Adam counts steps in host memory
+            at += one.numel()
+        return room
 
     def state_size(self, shard: int) -> int:
         """Elements of :meth:`state`."""

@@ -64,15 +64,15 @@ def check_state_redundancy(ns: Namespace, shape: JobShape) -> None:
             f"{min(max(copies, 1), groups)} or more groups"
         )
     divides = f"with {flag} each of the {groups} groups keeps a part of the optimizer's state, and"
-    for refused, why in (
-        (ns.optimizer == "soap", "the factors that --optimizer soap has for each matrix are not divided; use another"),
-        (ns.fp16, "the loss scale of --fp16 needs all gradients of all groups; use --bf16"),
-    ):
-        if refused:
-            raise ConfigError(f"{divides} {why}; or leave --spare-state-redundancy out")
-    if ns.log_params_norm and ns.bf16:
+    if ns.optimizer == "soap":
+        raise ConfigError(
+            f"{divides} the factors that --optimizer soap has for each matrix are not divided; use another, or leave "
+            "--spare-state-redundancy out"
+        )
+    if ns.log_params_norm and (ns.bf16 or ns.fp16):
         ns.spare_notes += (
-            f"--log-params-norm: with {flag} of the weights in bf16, because no group has all of the fp32 ones",
+            f"--log-params-norm: with {flag} of the weights in {'bf16' if ns.bf16 else 'fp16'}, because no group has "
+            "all of the fp32 ones",
         )
 
 

@@ -345,6 +345,23 @@ def set_norm(chained: Any, norm: Callable[..., float]) -> None:
     chained._get_grad_norm_for_group = norm
 
 
+def unscale_all(part: Any, gradients: Sequence[Any]) -> None:
+    """With a loss scale, have one of a chained optimizer's parts unscale all these ``gradients``, and skip an update
+    if any of them is not finite, whatever the part updates. Among them is the memory of those of what it updates."""
+    if getattr(part, "grad_scaler", None) is None:
+        return
+    import torch
+
+    def unscale() -> bool:
+        part.found_inf.fill_(0.0)
+        torch._amp_foreach_non_finite_check_and_unscale_(list(gradients), part.found_inf, part.grad_scaler.inv_scale)
+        group = part.get_grad_stats_parallel_group()
+        torch.distributed.all_reduce(part.found_inf, op=torch.distributed.ReduceOp.MAX, group=group)
+        return bool(part.found_inf.item() > 0)
+
+    part._unscale_main_grads_and_check_for_nan = unscale
+
+
 # ------------------------------------------------------------------------------------------------------- schedules
 
 

@@ -21,6 +21,7 @@ from tests.megatron.test_state_redundancy import (
     DIVIDED,
     EXPERTS,
     FLAGS,
+    HALF,
     check_bits,
     start,
     states,
@@ -131,15 +132,16 @@ def test_a_group_is_killed_while_another_comes_back(
 
 
 @pytest.mark.full  # experts that come back have two ranks as well
-def test_groups_of_two_ranks_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [(), HALF], ids=["bf16", "fp16"])
+def test_groups_of_two_ranks_come_back(tmp_path: Path, flags: Sequence[str]) -> None:
     """Checksums of a shard on two ranks are joined in another way where groups keep all: here two jobs are compared
     that keep some. (Where no group is lost, they have the checkpoints of those that keep all:
     :mod:`.test_divided_saves`.)"""
-    some = start(tmp_path / "some", *PP2, *DIVIDED)
+    some = start(tmp_path / "some", *PP2, *DIVIDED, *flags)
     some.finish(timeout_s=200)
     kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=0,position=0,step=6,at=gather")
     waits = [BACK.replace("group=0", "group=2"), BACK.replace("group=0", "group=2").replace("step=4", "step=7")]
-    job = start(tmp_path / "run", *PP2, *DIVIDED, *RETURNS, inject=(*kills, *waits))
+    job = start(tmp_path / "run", *PP2, *DIVIDED, *RETURNS, *flags, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     assert members(job) == [3, 2, 2, 2, 3, 3, 2, 3], "a group was back too late, or never gone"
     check_bits(job.run_dir, some.run_dir)

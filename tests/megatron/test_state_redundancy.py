@@ -37,7 +37,13 @@ DIVIDED = ("--spare-state-redundancy", "2")
 
 
 def start(run_dir: Path, *flags: str, inject: Sequence[str] = ()) -> Job:
-    return launch(run_dir, *FLAGS, *flags, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
+    words = (*common(flags), *flags)
+    return launch(run_dir, *words, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
+
+
+def common(flags: Sequence[str]) -> tuple[str, ...]:
+    """The flags of a job that has ``flags`` too."""
+    return tuple(flag for flag in FLAGS if flag != "--bf16" or "--fp16" not in flags)
 
 
 def results(run_dir: Path) -> list[ReductionResult]:
@@ -116,6 +122,8 @@ EXPERTS = (
 )
 OVERLAP = ("--overlap-grad-reduce", "--num-layers", "4", "--log-num-zeros-in-grad", "--log-params-norm")
 STAGES = ("--pipeline-model-parallel-size", "2", "--num-layers", "4", "--num-layers-per-virtual-pipeline-stage", "1")
+HALF = ("--fp16", "--initial-loss-scale", str(2**20), "--loss-scale-window", "2", "--hysteresis", "1")
+"""The first steps are skipped, and the scale grows again."""
 LAST = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=6,at=backward")
 SHORTER = ("--train-iters", "6")
 IN_A_BUCKET = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=reduce,n=0")
@@ -139,6 +147,7 @@ IN_A_BUCKET = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=re
             marks=pytest.mark.full,
         ),
         pytest.param(("--tensor-model-parallel-size", "2"), 2, LAST, marks=pytest.mark.full),
+        ((*HALF, "--spare-inner-data-parallel", "2", "--use-distributed-optimizer"), 2, LAST),
         pytest.param(EXPERTS, 1, LAST, marks=pytest.mark.full),
         pytest.param(OVERLAP, 1, IN_A_BUCKET, marks=pytest.mark.full),
         pytest.param(
@@ -159,6 +168,7 @@ IN_A_BUCKET = ("sigkill:group=0,step=3,at=gather", "sigkill:group=1,step=5,at=re
         "two inner replicas",
         "two inner replicas that divide the sums",
         "two tensor ranks",
+        "fp16, two inner replicas that divide the sums",
         "experts",
         "overlap",
         "experts over two ranks",
@@ -175,13 +185,16 @@ def test_other_jobs_have_the_same_bits_too(
     for name, more, faults in (("whole", (), ()), ("undisturbed", DIVIDED, ()), ("struck", DIVIDED, kills)):
         job = launch(
             tmp_path / name,
-            *(*FLAGS, *flags, *more),
+            *(*common(flags), *flags, *more),
             groups=GROUPS,
             group_size=size,
             script="pretrain_gpt.py",
             inject=faults,
         )
         lines = job.finish(timeout_s=200)
+        skipped = [line["skipped"] for line in lines]
+        assert any(skipped[:2]) == ("--fp16" in flags), f"skipped: {skipped}"
+        assert not all(skipped[2:])
         early = sum(line["buckets_early"] for line in lines)
         assert bool(early) == (OVERLAP[0] in flags), f"{early} buckets were sent before everything was computed"
         zeros.append([line.get("num_zeros") for line in lines])

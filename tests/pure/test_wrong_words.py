@@ -52,7 +52,7 @@ COMBINATIONS = {
     "--rampup-batch-size 4 3 100 --global-batch-size 16": "use multiples of 4, or add --decrease-batch-size-if-needed",
     "--optimizer dist_muon": "use --optimizer adam",
     f"--optimizer sgd {SPLIT}": "use --optimizer adam",
-    "--fp16 --spare-state-redundancy 2": "use --bf16",
+    "--spare-state-redundancy 9": "use --spare-state-redundancy 4",
     "--fp8-format hybrid --spare-reduce exact": "use --spare-reduce fp32",
     "--eval-global-batch-size 8": "leave it out or use 4",
 }

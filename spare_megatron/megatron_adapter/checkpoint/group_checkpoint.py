@@ -225,7 +225,7 @@ def load(
         optimizer_gather.scatter(whole, replica)
         _load_schedule(replica, common["opt_param_scheduler"], directory)
     else:
-        replica.optimizer.reload_model_params()
+        optimizer_gather.take_weights(replica)
     args = vars(common["args"]) if "args" in common else {}
     return Loaded(
         step=int(common["iteration"]),

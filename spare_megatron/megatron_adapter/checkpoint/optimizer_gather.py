@@ -149,6 +149,16 @@ def scatter(whole: Replica, replica: Replica) -> None:
                     own.data.copy_(mains[parameter].data.reshape(-1)[inside])
 
 
+def take_weights(replica: Replica) -> None:
+    """Have the optimizers go on from the weights of the model. Their fp32 copies may be on another device."""
+    if is_split(replica):
+        replica.optimizer.reload_model_params()
+        return
+    for part in replica.optimizer.chained_optimizers:
+        for parameter, main in main_copies(part).items():
+            main.data.copy_(parameter.data)
+
+
 def _parameters(replica: Replica) -> Iterator[torch.nn.Parameter]:
     for chunk in replica.chunks:
         yield from chunk.parameters()

@@ -33,7 +33,7 @@ from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import (
     main_copies,
 )
 from spare_megatron.megatron_adapter.checkpoint.whole_state import ChainPlace, on_host, share
-from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients
+from spare_megatron.megatron_adapter.core_differences import copy_norm_group, set_norm_gradients, unscale_all
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -264,14 +264,18 @@ class OptimizerShards:
         return next(self._replica.chunks[0].parameters()).device
 
     def _cut(self) -> None:
-        """Have the norm and the number of zeros be those of all gradients once the optimizers have slices only."""
-        here: dict[int, torch.Tensor] = {}
+        """Have the norm, the number of zeros and whether a step is skipped depend on all gradients once the optimizers
+        have slices only."""
+        chained, ahead = self._replica.optimizer, self._replica.config.mtp_num_layers or 0
+        here, parts = dict[int, torch.Tensor](), chained.chained_optimizers
+        of_parts: list[list[torch.Tensor]] = [[] for _ in parts]
         for of_parameter in self._by_parameter().values():
             one, start, stop = of_parameter[0].updated, of_parameter[0].start, of_parameter[-1].stop
             gradient: torch.Tensor = one.parameter.main_grad  # type: ignore[assignment]
             here[id(one.main)] = gradient if stop - start == gradient.numel() else _flat(gradient)[start:stop]
-        chained, ahead = self._replica.optimizer, self._replica.config.mtp_num_layers or 0
-        parts = chained.chained_optimizers
+            of_parts[one.at[0]].append(here[id(one.main)])
+        for part, gradients in zip(parts, of_parts, strict=True):
+            unscale_all(part, gradients)
         _count_zeros_of(chained, [set_norm_gradients(part, lambda main: here.get(id(main)), ahead) for part in parts])
 
     def _by_parameter(self) -> dict[torch.nn.Parameter, list[_Span]]:

@@ -363,7 +363,7 @@ def saved_twice(rank: int, store: Any, ranks: int) -> tuple[list[bool], list[boo
     return same, [copy != of_optimizer for of_optimizer, copy in copied]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_a_save_has_the_state_once_in_host_memory(ranks: int) -> None:
     for same, right in run_ranks("tests.megatron.test_state_redundancy:saved_twice", [ranks] * ranks):
         assert same

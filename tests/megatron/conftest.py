@@ -28,12 +28,12 @@ def undisturbed(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def whole_saves(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Name -> digest of the checkpoints of that job in the middle and at its end, if its groups keep all of it."""
+    """Name -> digest of the checkpoints of that job in the middle and at its end, if its only group keeps all of it."""
     from tests.megatron.test_divided_saves import saved, start
 
     def make() -> dict[str, str]:
         folder = tmp_path_factory.mktemp("whole")
-        start(folder, "--save-interval", "4").finish(timeout_s=200)
+        start(folder, "--save-interval", "4", groups=1).finish(timeout_s=200)
         return saved(folder)
 
     found: dict[str, str] = once("whole saves", make)

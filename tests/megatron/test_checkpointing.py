@@ -85,7 +85,7 @@ def rates(rank: int, store: Any, path: str) -> dict[str, list[float]] | None:
     ):
         optimizer = {"lr": lr * toy.OPTIMIZER["lr"], "min_lr": 0.0}
         optimizer |= {"decoupled_lr": 0.125 * optimizer["lr"], "decoupled_min_lr": 0.0}
-        one = case(groups=1, steps=STEPS, tied=False, optimizer=optimizer)
+        one = case(groups=1, steps=STEPS, tied=False, transformer={"num_layers": 1}, optimizer=optimizer)
         engine = groups.engine_of(one, 0, PrefixStore(name, store))
         try:
             scheduler = engine.replica.scheduler
@@ -139,7 +139,7 @@ def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None
 
     if rank:
         return None
-    one = case(groups=1, steps=STEPS, tied=False)
+    one = case(groups=1, steps=STEPS, tied=False, transformer={"num_layers": 1})
     engine = groups.engine_of(one, 0, store)
     try:
         peers = groups.peers_of(PrefixStore("peers", store), 0, 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
-from tests.megatron.test_state_redundancy import DIVIDED, FLAGS, GROUPS, states
+from tests.megatron.test_state_redundancy import ALONE, DIVIDED, FLAGS, GROUPS, states
 from tests.process.harness import Job, launch
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,7 +27,7 @@ def start(
     stages = STAGES if size == 2 else ()
     return launch(
         folder / "run",
-        *(*FLAGS, *saves, *stages, *flags),
+        *(*FLAGS, *saves, *stages, *flags, *(ALONE if groups == 1 else ())),
         groups=groups,
         group_size=size * ranks,
         script="pretrain_gpt.py",
@@ -42,9 +42,9 @@ def saved(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The checkpoints of the job without failures, of groups of two stages, in which every group keeps all state."""
+    """The checkpoints of the job without failures, of one group of two stages, which keeps all state."""
     folder = tmp_path_factory.mktemp("whole")
-    start(folder, size=2).finish(timeout_s=200)
+    start(folder, size=2, groups=1).finish(timeout_s=200)
     found = saved(folder)
     assert set(found) == {f"iter_{step:07d}" for step in (3, 6, 8)}
     return found
@@ -115,10 +115,13 @@ def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, wh
 def test_weights_in_fp32(tmp_path: Path) -> None:
     """Their optimizer has no copies of them, and no loss scale. A group is killed while state goes round for a save."""
     flags = [flag for flag in FLAGS if flag != "--bf16"]
-    for name, more, kills in (("whole", (), ()), ("divided", DIVIDED, ("sigkill:group=0,step=6,at=gather,n=1",))):
+    kill = "sigkill:group=0,step=6,at=gather,n=1"
+    for name, groups, more, kills in (("whole", 1, ALONE, ()), ("divided", GROUPS, DIVIDED, (kill,))):
         saves = ("--save", str(tmp_path / name / "save"), "--save-interval", str(EVERY))
         words = (*flags, *saves, *more)
-        job = launch(tmp_path / name / "run", *words, group_size=1, script="pretrain_gpt.py", inject=kills)
+        job = launch(
+            tmp_path / name / "run", *words, groups=groups, group_size=1, script="pretrain_gpt.py", inject=kills
+        )
         job.finish(timeout_s=200)
     expected, found = saved(tmp_path / "whole"), saved(tmp_path / "divided")
     assert expected.keys() >= {"iter_0000003", "iter_0000008"}

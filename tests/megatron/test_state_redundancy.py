@@ -34,11 +34,13 @@ FLAGS = (
     *("--split", "100,0,0", "--eval-iters", "0", "--num-workers", "0", "--bf16", "--spare-redundancy", "3"),
 )
 DIVIDED = ("--spare-state-redundancy", "2")
+ALONE = ("--spare-redundancy", "1", "--spare-piece-microbatches", "1")
+"""Of a job of one group, which keeps all state and leaves the bits of any number of groups."""
 
 
-def start(run_dir: Path, *flags: str, inject: Sequence[str] = ()) -> Job:
-    words = (*common(flags), *flags)
-    return launch(run_dir, *words, groups=GROUPS, group_size=None, script="pretrain_gpt.py", inject=inject)
+def start(run_dir: Path, *flags: str, inject: Sequence[str] = (), groups: int = GROUPS) -> Job:
+    words = (*common(flags), *flags, *(ALONE if groups == 1 else ()))
+    return launch(run_dir, *words, groups=groups, group_size=None, script="pretrain_gpt.py", inject=inject)
 
 
 def common(flags: Sequence[str]) -> tuple[str, ...]:
@@ -70,9 +72,9 @@ def states(run_dir: Path) -> dict[tuple[int, int], set[int]]:
 
 
 def without_failures(folder: Path) -> str:
-    """Where the job without failures ran in which each state shard has two copies. It has the weights of the one in
-    which every group keeps all state."""
-    jobs = [start(folder / "whole"), start(folder / "divided", *DIVIDED)]
+    """Where the job without failures ran in which each state shard has two copies. It has the weights of the one whose
+    only group keeps all state."""
+    jobs = [start(folder / "whole", groups=1), start(folder / "divided", *DIVIDED)]
     for job in jobs:
         job.finish(timeout_s=200)
     whole, divided = (job.run_dir for job in jobs)
@@ -182,11 +184,15 @@ def test_other_jobs_have_the_same_bits_too(
     """Groups of several ranks add up digests of state in another way where they keep all: of these, weights are
     compared with such a job, and state with a job that divides it and has no failures."""
     jobs, zeros, norms = [], [], []
-    for name, more, faults in (("whole", (), ()), ("undisturbed", DIVIDED, ()), ("struck", DIVIDED, kills)):
+    for name, groups, more, faults in (
+        ("whole", 1, ALONE, ()),
+        ("undisturbed", GROUPS, DIVIDED, ()),
+        ("struck", GROUPS, DIVIDED, kills),
+    ):
         job = launch(
             tmp_path / name,
             *(*common(flags), *flags, *more),
-            groups=GROUPS,
+            groups=groups,
             group_size=size,
             script="pretrain_gpt.py",
             inject=faults,

@@ -53,12 +53,14 @@ def killed_and_failure_free(folder: Path, start: Callable[..., Job]) -> tuple[Jo
     """
     flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
     inject = (
-        "sigkill:group=1,step=2,at=backward,n=1",
+        "sigkill:group=1,step=2,at=backward,n=0",
         "sigkill:group=2,step=3,at=reduce",
         "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
     )
     job = start(folder / "run", 3, *flags, inject=inject)
-    found = leave_whole(job, 3, (2, 1))
+    found = leave_whole(job, 3, (1, 1), (2, 1))
+    lost = [group for line in job.metrics if line["recovery"] for group in line["recovery"]["lost_groups"]]
+    assert lost == [1, 2]
     without = start(folder / "failure-free", 1, "--exit-interval", str(max(found)))
     without.finish(timeout_s=400.0)
     check_same(found, voted(without))

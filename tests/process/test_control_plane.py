@@ -83,7 +83,7 @@ def test_killed_ranks_are_seen_by_their_closed_connections(job: Callable[..., Co
 
 
 def test_stopped_ranks_are_fenced_and_find_themselves_so(job: Callable[..., ControlJob]) -> None:
-    one = job(4, flags="--piece-s 0.01 --steps 150")
+    one = job(4, flags="--piece-s 0.01 --steps 80")
     one.start()
     for number, (group, position) in enumerate(((0, 0), (2, 1)), 1):
         before = one.committed()
@@ -99,7 +99,7 @@ def test_stopped_ranks_are_fenced_and_find_themselves_so(job: Callable[..., Cont
         assert one.ranks[group, position].wait(30) == ExitCode.FENCED
         assert "fenced" in one.output(f"rank-{group}-{position}-0")
     assert one.finish() == ExitCode.FINISHED
-    one.check_steps(150)
+    one.check_steps(80)
     assert len(losses(one)) == 2
 
 
@@ -137,20 +137,20 @@ def test_two_groups_lost_together_make_one_epoch(job: Callable[..., ControlJob])
 
 def test_a_killed_coordinator_goes_on_where_it_was(job: Callable[..., ControlJob]) -> None:
     """Twice; no training process restarts, no step is lost, no line of metrics.jsonl is missing or there twice."""
-    one = job(flags="--steps 120 --piece-s 0.002")
+    one = job(flags="--steps 60 --piece-s 0.002")
     one.start()
-    for at in (10, 50):
+    for at in (10, 30):
         one.until(lambda at=at: one.committed() >= at)  # type: ignore[misc]
         one.kill_coordinator()
         one.start_coordinator()
     assert one.finish() == ExitCode.FINISHED
     assert set(one.exits().values()) == {ExitCode.FINISHED}
-    one.check_steps(120)
+    one.check_steps(60)
     assert losses(one) == []
     assert [e.event.fencing for e in one.records() if isinstance(e.event, Opened)] == [1, 2, 3]
     assert all(line["loss"] is not None for line in one.metrics())
     lines = [text for text in one.output("coordinator").splitlines() if " iteration " in text]
-    assert len(lines) == 120 // 5, "Megatron's line appears once per interval, whoever printed it"
+    assert len(lines) == 60 // 5, "Megatron's line appears once per interval, whoever printed it"
 
 
 def test_a_group_that_dies_while_the_coordinator_is_away(job: Callable[..., ControlJob]) -> None:

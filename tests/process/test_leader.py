@@ -32,7 +32,7 @@ from spare_megatron.protocol.view import View
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 from tests.process.control_job import ControlJob
 
-PATIENCE_S, STEPS = 30.0, 150
+PATIENCE_S, STEPS = 30.0, 80
 TOO_MUCH_BYTES = 16 << 20
 """More than a connection takes whose other end does not read."""
 JOB = JobDescription(timeouts=dataclasses.replace(timeouts_from(2.0, 30.0), startup_timeout_s=PATIENCE_S))

@@ -16,7 +16,7 @@ from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import failure_free_pipeline
 
-GROUPS, STEPS, PIECES = 5, 24, 2
+GROUPS, STEPS, PIECES = 5, 16, 2
 WORDS = ("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--piece-s", "0.005")
 
 
@@ -52,7 +52,7 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, failure_free: dict[st
     where = "" if position is None else f",position={position}"
     inject = [
         f"sigkill:group={group}{where},step={step},at={point}"
-        for group, step, point in ((0, 4, "forward"), (1, 8, "backward"), (2, 12, "reduce"), (3, 16, "vote"))
+        for group, step, point in ((0, 3, "forward"), (1, 6, "backward"), (2, 9, "reduce"), (3, 12, "vote"))
     ]
     job = launch(tmp_path, *WORDS, groups=GROUPS, inject=inject)
     lines = job.finish()
@@ -65,10 +65,10 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, failure_free: dict[st
 
 def test_deaths_in_apply_rebuild_and_patch_and_two_in_one_step(tmp_path: Path, failure_free: dict[str, str]) -> None:
     inject = [
-        "sigkill:group=0,step=5,at=apply",
-        "sigkill:group=1,step=12,at=reduce",
-        "sigkill:group=2,position=1,step=12,at=patch",
-        "sigkill:group=3,position=0,step=12,at=rebuild",
+        "sigkill:group=0,step=4,at=apply",
+        "sigkill:group=1,step=9,at=reduce",
+        "sigkill:group=2,position=1,step=9,at=patch",
+        "sigkill:group=3,position=0,step=9,at=rebuild",
     ]
     job = launch(tmp_path, *WORDS, groups=GROUPS, inject=inject)
     lines = job.finish()
@@ -86,7 +86,7 @@ def test_kills_from_outside_at_random_moments(tmp_path: Path, failure_free: dict
     job = launch(tmp_path, *WORDS, *(["--joins"] * (seed % 2)), groups=GROUPS)
     victims = draw.sample(range(GROUPS), GROUPS - 1)
     for number, group in enumerate(victims):
-        job.wait_for_step(3 + 4 * number)
+        job.wait_for_step(2 + 3 * number)
         time.sleep(draw.uniform(0, 0.06))
         pids = job.pids(group) if draw.random() < 0.5 else [draw.choice(job.pids(group))]
         job.kill(*pids)

@@ -15,7 +15,7 @@ import pytest
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import failure_free_pipeline
 
-GROUPS, STEPS, PIECES = 5, 20, 2
+GROUPS, STEPS, PIECES = 5, 16, 2
 OVERLAP = (
     *("--steps", str(STEPS), "--redundancy", str(GROUPS), "--pieces", str(PIECES), "--layers", "4"),
     *("--layer-s", "0.004", "--overlap"),
@@ -53,7 +53,7 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[
     where = "" if position is None else f",position={position}"
     inject = [
         f"sigkill:group={group}{where},step={step},at={point}"
-        for group, step, point in ((0, 4, "forward"), (1, 8, "backward"), (2, 12, "reduce,n=1"), (3, 16, "vote"))
+        for group, step, point in ((0, 3, "forward"), (1, 6, "backward"), (2, 9, "reduce,n=1"), (3, 12, "vote"))
     ]
     job = launch(tmp_path, *OVERLAP, groups=GROUPS, inject=inject)
     lines = job.finish()
@@ -64,15 +64,15 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[
 def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     tmp_path: Path, plain: dict[str, set[str]]
 ) -> None:
-    """Group 1 is late in step 12, so the others' buckets wait for its own, and it dies between two of them; whichever
+    """Group 1 is late in step 9, so the others' buckets wait for its own, and it dies between two of them; whichever
     of the groups 0, 2 and 3 is to patch dies as it begins to."""
-    inject = ["slow=0.5:group=1,position=1,step=12,at=forward,n=1", "sigkill:group=1,position=1,step=12,at=reduce,n=0"]
-    inject += [f"sigkill:group={group},position=1,step=12,at=patch" for group in (0, 2, 3)]
+    inject = ["slow=0.5:group=1,position=1,step=9,at=forward,n=1", "sigkill:group=1,position=1,step=9,at=reduce,n=0"]
+    inject += [f"sigkill:group={group},position=1,step=9,at=patch" for group in (0, 2, 3)]
     words = (*OVERLAP, "--layer-s", "0.05")
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
     lines = job.finish()
     log = (tmp_path / "logs" / "group-1" / "rank-1.log").read_text().splitlines()
-    assert [line for line in log if line.startswith("step 12")][-1] != "step 12: all is computed", "it died too late"
+    assert [line for line in log if line.startswith("step 9:")][-1] != "step 9: all is computed", "it died too late"
     gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]
     assert 1 in gone
     assert len(gone) > 1, "nobody died in a patch"
@@ -86,7 +86,7 @@ def test_kills_from_outside_at_random_moments(tmp_path: Path, plain: dict[str, s
     job = launch(tmp_path, *OVERLAP, groups=GROUPS)
     victims = draw.sample(range(GROUPS), GROUPS - 1)
     for number, group in enumerate(victims):
-        job.wait_for_step(3 + 4 * number)
+        job.wait_for_step(2 + 3 * number)
         time.sleep(draw.uniform(0, 0.06))
         job.kill(*(job.pids(group) if draw.random() < 0.5 else [draw.choice(job.pids(group))]))
     lines = job.finish()

@@ -24,8 +24,8 @@ from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import failure_free_pipeline
 
 pytestmark = pytest.mark.timeout(400)
-PIECES, STEPS = 2, 150
-WORDS = ("--steps", str(STEPS), "--piece-s", "0.01", "--redundancy", "2")
+PIECES, STEPS = 2, 80
+WORDS = ("--steps", str(STEPS), "--piece-s", "0.02", "--redundancy", "2")
 TO = ("launcher", "launcher twice", "one rank", "everybody", "timeout")
 STOPS = (
     ("launcher", signal.SIGHUP),

@@ -136,7 +136,7 @@ def accumulated(
 def test_accumulate_two_gradients_and_over_what_was_there(cpus: Cpus, dtype: torch.dtype) -> None:
     """Two gradients apart give what one after the other gives; the first ones do not see the accumulator's contents."""
     random = torch.Generator().manual_seed(SEED)
-    small = itertools.product((0, 5, 1024, 5000), (0, 777), (-20, 40, 140), (1, 20, 51, 62), (False, True))
+    small = itertools.product((0, 5, 5000), (0, 777), (-20, 140), (1, 20, 51, 62), (False, True))
     small = small if cpus.threads == 1 else ()
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         source = gradients(count, dtype, exponent, wild, random)

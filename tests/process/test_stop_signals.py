@@ -24,7 +24,7 @@ from tests.process.harness import Job, launch, toy_digests
 from tests.process.returning import failure_free_pipeline
 
 pytestmark = pytest.mark.timeout(400)
-PIECES, STEPS = 2, 80
+PIECES, STEPS = 2, 60
 WORDS = ("--steps", str(STEPS), "--piece-s", "0.02", "--redundancy", "2")
 TO = ("launcher", "launcher twice", "one rank", "everybody", "timeout")
 STOPS = (
@@ -120,8 +120,8 @@ IGNORE = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN);
 def test_a_job_goes_on_under_a_parent_that_ignores_its_children(tmp_path: Path) -> None:
     """Who is started so loses the exit codes of its own children, and Python says 0 of each of them: a coordinator that
     was killed had finished its job."""
-    words = ("--steps", "30", "--piece-s", "0.05")
-    job = launch(tmp_path, *words, groups=1, group_size=1, under=(sys.executable, "-c", IGNORE))
+    words, script = ("--steps", "30", "--piece-s", "0.03", "--spare-preload", "json"), "tests/process/light_rank.py"
+    job = launch(tmp_path, *words, groups=2, group_size=1, under=(sys.executable, "-c", IGNORE), script=script)
     job.wait_for_step(3)
     job.kill(json.loads((tmp_path / "processes.json").read_text())["coordinator"]["pid"])
     assert [line["step"] for line in job.finish()] == list(range(1, 31))

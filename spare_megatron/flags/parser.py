@@ -139,7 +139,7 @@ def add_flag(group: Any, spec: FlagSpec, text: str) -> None:
 def titled(specs: Sequence[FlagSpec]) -> dict[str, list[FlagSpec]]:
     """The flags by the title of their group: our own first, then Megatron's groups in the order of Megatron's
     --help."""
-    order = list(megatron_table())
+    order = megatron_table()
     known = {spec.dest: spec for spec in specs}
     groups: dict[str, list[FlagSpec]] = {}
     for spec in specs:
@@ -226,6 +226,8 @@ def flags_of(words: Sequence[str]) -> tuple[str, ...]:
 
 def read_noted(words: Sequence[str]) -> dict[str, Any]:
     """Destination -> value of the flags of :mod:`no_effect` among the words; users' code may read them."""
+    if not words:
+        return {}
     parser = Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for row in megatron_table().values():
         names = [name for name in row["names"] if name in no_effect.taken()]

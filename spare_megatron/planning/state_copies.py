@@ -129,7 +129,9 @@ def without(state: State, group: int) -> State:
 
 def copied(state: State) -> State:
     """The hosts when new ones have their copies."""
-    hosts = tuple(replace(host, standing=COUNTS, donor=None, step=-1) for host in state.state_hosts)
+    hosts = tuple(
+        replace(host, standing=COUNTS, donor=None, step=-1) if host.is_new else host for host in state.state_hosts
+    )
     return replace(state, state_hosts=hosts)
 
 

@@ -29,7 +29,7 @@ def _walk(seed: str, seconds: float) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", ["1", pytest.param("2", marks=pytest.mark.full)])
 def test_every_kind_of_fault_may_meet_every_other(seed: str) -> None:
-    _walk(seed, 7.0)
+    _walk(seed, 5.0)
 
 
 @pytest.mark.full

@@ -356,10 +356,12 @@ def test_what_is_not_released_runs_nothing(light: tuple[ParentLink, subprocess.P
     assert log.read_text() == ""
 
 
-def test_ranks_with_several_threads_are_forked_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", [pytest.param(TOY, marks=pytest.mark.full), LIGHT])
+def test_ranks_with_several_threads_are_forked_too(script: str, tmp_path: Path) -> None:
     """numpy's library of linear algebra would start threads as it is imported."""
     environ = {LISTENING: "", "OMP_NUM_THREADS": "4"}
-    job = launch(tmp_path / "run", "--steps", "2", groups=2, group_size=1, environ=environ)
+    words = ("--steps", "2", "--spare-preload", "numpy.random")
+    job = launch(tmp_path / "run", *words, groups=2, group_size=1, environ=environ, script=script)
     job.finish()
     output = (tmp_path / "run" / "launch.out").read_text()
     assert "imports" not in output

@@ -118,8 +118,19 @@ def one_step(engine: Any, peers: Any, case: dict[str, Any], group: int, step: in
     engine.begin_step(step)
     for segment in dealt(case, group):
         engine.run(step, run_of(segment))
-    report = engine.apply(step, *exchange(peers, engine))
+    sums, scalars = exchange(peers, engine)
+    if case["reduce"] == "fp32" and case["transformer"].get("moe_router_enable_expert_bias"):
+        check_routed(sums[-1], case)
+    report = engine.apply(step, sums, scalars)
     return {name: report[name] for name in ("loss", "grad_norm", "lr", *report.get("reported", ()))}
+
+
+def check_routed(counts: torch.Tensor, case: dict[str, Any]) -> None:
+    """Each token of the batch, and no other one, was counted where a layer of this rank sent it: pads were not."""
+    tokens = case["global_batch_size"] * toy.SEQ // case["inner_data"]
+    expected = tokens * case["transformer"]["moe_router_topk"]
+    found = counts.view(-1, case["transformer"]["num_moe_experts"]).sum(dim=1).tolist()
+    assert found == [expected] * len(found), f"{found} routed in the layers, not {expected} in each"
 
 
 def dealt(case: dict[str, Any], group: int) -> list[list[int]]:

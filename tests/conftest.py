@@ -72,6 +72,7 @@ LONGEST = (
     "process/test_suspicion",
     "process/test_ring_links",
     "process/test_standbys",
+    "explore/test_shard_mutations",
     "megatron/test_preprocess_golden",
     "process/test_leader",
     "megatron/test_word_memory",

@@ -317,7 +317,7 @@ def launched(run_dir: Path, faults: str, flags: str, ends: Path | None = None) -
     """What spare-launch writes over a job of two groups that ends in order. The file ``ends`` is removed when the
     coordinator has left."""
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2"]
-    command += ["--run-dir", str(run_dir), "tests/process/light_rank.py", "--spare-preload", "json", *flags.split()]
+    command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *flags.split()]
     environment = {**os.environ, VARIABLE: faults}
     out, written = subprocess.PIPE, ""
     with subprocess.Popen(

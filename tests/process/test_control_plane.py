@@ -73,7 +73,8 @@ def test_killed_ranks_are_seen_by_their_closed_connections(job: Callable[..., Co
         one.until(lambda number=number: len(losses(one)) == number)  # type: ignore[misc]
         record = [record for record in one.records() if isinstance(record.event, Lost)][-1]
         assert [(loss.group, loss.cause) for loss in losses(one)[-1].losses] == [(group, "closed")]
-        assert losses(one)[-1].losses[0].position == (-1 if position == 0 else 1)
+        lost = losses(one)[-1].losses[0].position
+        assert lost in ((-1, 0) if position == 0 else (1,)), "the leader ends with position 0, and may say so before"
         assert record.time_unix_s - killed_s < HEARTBEAT_S, "sooner than silence would have shown it"
     assert one.finish() == ExitCode.FINISHED
     one.check_steps(40)

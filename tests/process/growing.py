@@ -42,7 +42,7 @@ class GrowingLines:
         self._lines: list[dict[str, Any]] = []
 
     def lines(self) -> list[dict[str, Any]]:
-        """None where the file is not there."""
+        """Empty where the file is not there."""
         text = self._path.read_text() if self._path.exists() else ""
         text = text[: text.rfind("\n") + 1]
         if not text.startswith(self._text):

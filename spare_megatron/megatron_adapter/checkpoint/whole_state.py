@@ -21,7 +21,7 @@ import torch.distributed as dist
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import first_state, main_copies
 from spare_megatron.megatron_adapter.model.group_sum import parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order
+from spare_megatron.megatron_adapter.model.state_snapshot import flat_view
 from spare_megatron.megatron_adapter.shims import compute_device
 
 GATHERED = 2**24
@@ -101,10 +101,10 @@ def share(buffer: Any, group: dist.ProcessGroup, made: Mapping[torch.nn.Paramete
             ranges = {one: buffer.param_index_map[one][:2] for one in tensors}
             full = torch.zeros(bucket.grad_data.numel())
             for one, (start, stop) in ranges.items():
-                full[start - bucket.offset : stop - bucket.offset].copy_(_flat(tensors[one]))
+                full[start - bucket.offset : stop - bucket.offset].copy_(flat_view(tensors[one]))
             _gather(full, part.start - bucket.offset, part.size, group)
             for one, (start, stop) in ranges.items():
-                _flat(tensors[one]).copy_(full[start - bucket.offset : stop - bucket.offset])
+                flat_view(tensors[one]).copy_(full[start - bucket.offset : stop - bucket.offset])
         _share_steps([whole.state["step"] for whole in here.values() if "step" in whole.state], group)
 
 
@@ -125,7 +125,3 @@ def _share_steps(counters: Collection[torch.Tensor], group: dist.ProcessGroup) -
         dist.all_reduce(counted, op=dist.ReduceOp.MAX, group=group)
         for one in counters:
             one.fill_(counted.item())
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return in_memory_order(tensor.detach()).view(-1)

@@ -37,7 +37,7 @@ from spare_megatron.megatron_adapter.core_differences import copy_norm_group, se
 from spare_megatron.megatron_adapter.model.gradient_overlap import gradient_buffers, summed_names
 from spare_megatron.megatron_adapter.model.group_sum import BufferSlice, parts_of
 from spare_megatron.megatron_adapter.model.replica import Replica
-from spare_megatron.megatron_adapter.model.state_snapshot import in_memory_order
+from spare_megatron.megatron_adapter.model.state_snapshot import flat_view
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.placement.shard_borders import BufferBorders, UnitRun
 
@@ -95,8 +95,8 @@ class _Held(NamedTuple):
     @property
     def carried(self) -> list[torch.Tensor]:
         """What a group must get to keep this too, all fp32 and flat."""
-        main = [] if self.main is self.model else [_flat(self.main)]
-        return [*main, *(_flat(one) for _, one in sorted(self.state.items()))]
+        main = [] if self.main is self.model else [flat_view(self.main)]
+        return [*main, *(flat_view(one) for _, one in sorted(self.state.items()))]
 
 
 class OptimizerShards:
@@ -144,17 +144,17 @@ class OptimizerShards:
             for held in self._held.get(shard, ()):
                 one = held.span.updated
                 if held.main is not held.model:
-                    yield ShardTensor(shard, one.place, "main", _flat(held.main))
+                    yield ShardTensor(shard, one.place, "main", flat_view(held.main))
                 for kind, values in sorted(held.state.items()):
                     if kind != "step":
-                        yield ShardTensor(shard, one.place, kind, _flat(values))
+                        yield ShardTensor(shard, one.place, kind, flat_view(values))
             for one, start, stop in self._spans[shard] if self.kept is None else ():
                 if not one.in_model:
-                    yield ShardTensor(shard, one.place, "main", _flat(one.main)[start:stop])
+                    yield ShardTensor(shard, one.place, "main", flat_view(one.main)[start:stop])
                 for kind, values in sorted(one.part.optimizer.state.get(one.main, {}).items()):
                     if kind == "step":
                         continue
-                    flat = _flat(values)
+                    flat = flat_view(values)
                     if values.numel() == one.main.numel():
                         flat = flat[start:stop]
                     else:  # of a matrix that is updated as a whole, such as SOAP's sums of products of its rows
@@ -169,7 +169,7 @@ class OptimizerShards:
         for one in self.tensors(shards):
             found[one.shard].append(one.tensor)
         for shard, tensors in found.items():
-            tensors += [_flat(held.model) for held in self._held.get(shard, ())]
+            tensors += [flat_view(held.model) for held in self._held.get(shard, ())]
         return [kernels.digest(found[shard]) for shard in shards]
 
     def keep(self, shards: Collection[int], received: Mapping[int, torch.Tensor]) -> None:
@@ -248,7 +248,7 @@ class OptimizerShards:
                     *([] if span.updated.in_model else [("main", one.main)]),
                     *sorted(one.state.items()),
                 ]:
-                    into = tensor.view(-1) if kind == "step" else _flat(tensor)[span.start : span.stop]
+                    into = tensor.view(-1) if kind == "step" else flat_view(tensor)[span.start : span.stop]
                     into.copy_(values[at : at + into.numel()])
                     at += into.numel()
         for _, buffer, group in gradient_buffers(self._replica):
@@ -272,7 +272,7 @@ class OptimizerShards:
         for of_parameter in self._by_parameter().values():
             one, start, stop = of_parameter[0].updated, of_parameter[0].start, of_parameter[-1].stop
             gradient: torch.Tensor = one.parameter.main_grad  # type: ignore[assignment]
-            here[id(one.main)] = gradient if stop - start == gradient.numel() else _flat(gradient)[start:stop]
+            here[id(one.main)] = gradient if stop - start == gradient.numel() else flat_view(gradient)[start:stop]
             of_parts[one.at[0]].append(here[id(one.main)])
         for part, gradients in zip(parts, of_parts, strict=True):
             unscale_all(part, gradients)
@@ -345,8 +345,8 @@ def _in_model(span: _Span) -> torch.Tensor:
     parameter = span.updated.parameter
     if not span.updated.cuts:
         return parameter
-    model = _flat(parameter)[span.start : span.stop]
-    model.main_grad = _flat(parameter.main_grad)[span.start : span.stop]  # type: ignore[attr-defined]
+    model = flat_view(parameter)[span.start : span.stop]
+    model.main_grad = flat_view(parameter.main_grad)[span.start : span.stop]  # type: ignore[attr-defined]
     return model
 
 
@@ -362,7 +362,7 @@ def _in_bytes(spans: Iterable[_Span], part: torch.Tensor) -> Iterator[tuple[torc
     """The elements of each span in the model's memory, and their place in ``part``, both as bytes."""
     data, at = part.view(torch.uint8), 0
     for span in spans:
-        values = _flat(span.updated.parameter)[span.start : span.stop].view(torch.uint8)
+        values = flat_view(span.updated.parameter)[span.start : span.stop].view(torch.uint8)
         yield values, data[at : at + values.numel()]
         at += values.numel()
 
@@ -386,7 +386,7 @@ def _cut_out(span: _Span) -> _Held:
 def _cut_of(span: _Span, values: torch.Tensor) -> torch.Tensor:
     """A copy of a span's elements of a tensor that belongs to what an optimizer updates, on the parameter's device."""
     values = values.detach()
-    cut = _flat(values)[span.start : span.stop] if span.updated.cuts else values
+    cut = flat_view(values)[span.start : span.stop] if span.updated.cuts else values
     return cut.to(span.updated.parameter.device, copy=True)
 
 
@@ -422,7 +422,3 @@ def _updated(replica: Replica) -> dict[torch.nn.Parameter, _Updated]:
             place = names[parameter]
             found[parameter] = _Updated(place, at, part, parameter, main, in_model, is_slice=is_slice, cuts=cuts)
     return found
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return in_memory_order(tensor.detach()).view(-1)

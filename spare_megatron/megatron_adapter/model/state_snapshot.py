@@ -51,3 +51,8 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     ordered = tensor.permute(sorted(range(tensor.dim()), key=tensor.stride, reverse=True))
     assert ordered.is_contiguous(), f"a tensor is not one piece of memory: strides {tensor.stride()}"
     return ordered
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a tensor in the order of its memory, one after the other; they are not copied."""
+    return in_memory_order(tensor.detach()).view(-1)

@@ -43,6 +43,7 @@ from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelpe
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
 
 from spare_megatron.megatron_adapter.core_differences import routing_tracker  # noqa: E402
+from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK, shared_gloo_device  # noqa: E402
 from tests.megatron import toy  # noqa: E402
 
 CPU_SETTINGS = {
@@ -67,14 +68,15 @@ def train(rank: int, world_size: int, store: dist.Store, case: dict[str, Any]) -
 @contextmanager
 def world(rank: int, size: int, store: dist.Store, case: dict[str, Any], timeout_s: float = 60) -> Iterator[None]:
     """megatron-core's parallel state over all ranks."""
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
-    mpu.initialize_model_parallel(
-        tensor_model_parallel_size=case["tensor"],
-        pipeline_model_parallel_size=case["pipeline"],
-        virtual_pipeline_model_parallel_size=case["virtual"],
-        expert_model_parallel_size=case["expert"],
-        create_gloo_process_groups=False,
-    )
+    with shared_gloo_device(LOOPBACK):
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+        mpu.initialize_model_parallel(
+            tensor_model_parallel_size=case["tensor"],
+            pipeline_model_parallel_size=case["pipeline"],
+            virtual_pipeline_model_parallel_size=case["virtual"],
+            expert_model_parallel_size=case["expert"],
+            create_gloo_process_groups=False,
+        )
     try:
         yield
     finally:

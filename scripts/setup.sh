@@ -21,8 +21,25 @@ if ! "$python" -m venv .venv; then
   echo "setup.sh: python3 cannot make virtual environments here; on Debian: apt-get install python3-venv" >&2
   exit 1
 fi
-# pip would compile its 15,000 files on one core (41 s of its time), compileall does on all of them.
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[test]'
-.venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages spare_megatron >/dev/null 2>&1 || true
+# The package is built, its libraries by the C++ compiler, while pip looks for all that it needs.
+install=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt)
+mapfile -t needed < <(.venv/bin/python -c '
+import tomllib
+
+with open("pyproject.toml", "rb") as file:
+    project = tomllib.load(file)["project"]
+extras = project["optional-dependencies"]
+for one in (*project["dependencies"], *extras["test"]):
+    name, _, own = one.partition("[")
+    print(*(extra for each in own.strip("]").split(",") for extra in extras[each]) if name == project["name"] else [one], sep="\n")
+')
+"${install[@]}" "${needed[@]}" &
+others=$!
+"${install[@]}" --no-deps -e . || { kill "$others"; wait "$others" || true; exit 1; }
+wait "$others"
+# pip would compile its 15,000 files on one core (41 s of its time), compileall does on all of them; without the largest
+# packages of which nearly nothing is imported.
+rarely='/(transformers|sympy|networkx|pip|setuptools|mypy|selenium|wandb|torch/(_inductor|testing|onnx|ao))/'
+.venv/bin/python -m compileall -q -j 0 -x "$rarely" .venv/lib/python3*/site-packages spare_megatron >/dev/null 2>&1 || true
 .venv/bin/python -c 'from spare_megatron import kernels; print(kernels.why_slow("cpu"), end="")' | sed 's/^/setup.sh: /'
 echo "$want" >"$stamp"

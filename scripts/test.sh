@@ -41,7 +41,7 @@ else
   [ -d tests/pure/__pycache__ ] || python -m pytest --collect-only -q tests >/dev/null || true
   python -m pytest -m "not full and not alone" "${together[@]}" tests || code=$?
   mapfile -t timed < <(grep -rl --include='*.py' 'mark\.alone' tests)
-  python -m pytest -m "not full and alone" "${timed[@]}" || code=$?
+  python -m pytest -m "not full and alone" -n 3 --dist loadfile "${timed[@]}" || code=$?
 fi
 
 if wait "$types"; then

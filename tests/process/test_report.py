@@ -56,7 +56,7 @@ class Ran:
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     path = tmp_path_factory.mktemp("failures")
     began_s = time.monotonic()
-    words = ("--steps", "90", "--pieces", "2", "--piece-s", "0.05", "--redundancy", "3", "--save-interval", "10")
+    words = ("--steps", "72", "--pieces", "2", "--piece-s", "0.05", "--redundancy", "3", "--save-interval", "10")
     job = launch(
         path / "run",
         *words,

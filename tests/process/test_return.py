@@ -18,7 +18,7 @@ import pytest
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.monitor.trace_files import draw_timeline
 from spare_megatron.monitor.trace_model import group_track
-from spare_megatron.protocol.messages import CaughtUp, Lost, Ready, Vote, Withdrawn
+from spare_megatron.protocol.messages import CaughtUp, JoinersLate, Lost, Ready, Vote, Withdrawn
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, is_member, leave_whole, records, reported
@@ -35,11 +35,13 @@ def start(
     restarts: int = 3,
     progress_s: float = 40.0,
     pause_s: float = 5.0,
+    heartbeat_s: float = 8.0,
     rank_times: bool = False,
 ) -> Job:
     words = ("--steps", str(STEPS), "--pieces", str(PIECES), "--redundancy", str(redundancy))
     words += ("--piece-s", str(piece_s), "--spare-max-group-restarts", str(restarts))
     words += ("--progress-s", str(progress_s), "--spare-group-restart-pause-s", str(pause_s))
+    words += ("--heartbeat-s", str(heartbeat_s))
     words += ("--spare-rank-times",) if rank_times else ()
     return launch(run_dir, *words, groups=GROUPS, inject=inject)
 
@@ -130,6 +132,19 @@ def test_a_transfer_that_cannot_keep_up_is_said_once_with_what_it_needs(tmp_path
         r"[\d.]+ [kM]?B/s at each position, and about [\d.]+ B/s were had",
         lines[0],
     ), lines[0]
+
+
+@pytest.mark.full
+def test_a_joiner_for_which_the_others_wait_too_long_is_sent_back_and_joins_later(
+    tmp_path: Path, failure_free_of_three: dict[int, set[str]]
+) -> None:
+    """Its second result is that of the step with which it has joined, and reaches it slowly; nobody is fenced."""
+    slow = "slow=6:group=2,position=1,step=0,at=join,n=2,restart=1"
+    job = start(tmp_path, "sigkill:group=2,step=3,at=reduce", slow, piece_s=0.4, heartbeat_s=2.0, pause_s=0.5)
+    job.wait_for("JoinersLate", lambda: any(isinstance(r.event, JoinersLate) for r in records(job)), timeout_s=120.0)
+    check_same(leave_whole(job, GROUPS, (2, 1)), failure_free_of_three)
+    [lost] = [record.event for record in records(job) if isinstance(record.event, Lost)]
+    assert [(loss.group, loss.incarnation) for loss in lost.losses] == [(2, 0)], "the one that was killed"
 
 
 @pytest.mark.full

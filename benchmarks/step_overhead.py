@@ -181,14 +181,8 @@ def _all_sides(
 def _modes(options: argparse.Namespace) -> None:
     rows = []
     for name, groups, _, flags in _chosen(CASES, options):
-        with _folder() as folder:
-            modes = ("fp32", *options.reduce)
-            sides = {mode: ours(folder / mode, groups, (*flags, "--spare-reduce", mode)) for mode in modes}
-            rounds = take_turns(sides, options.rounds, options.steps)
-        for mode in options.reduce:
-            rows.append(
-                {"case": name, "reduce": mode, "against": "fp32", **_ratio(mode, "fp32", rounds, _cpu_s(sides))}
-            )
+        sides = {mode: (*flags, "--spare-reduce", mode) for mode in ("fp32", *options.reduce)}
+        rows += _against_first(options, {"case": name}, "reduce", groups, sides)
     _report("step_modes", options, rows)
 
 
@@ -210,56 +204,45 @@ def _overlap(options: argparse.Namespace) -> None:
 def _schedules(options: argparse.Namespace) -> None:
     rows = []
     for name, groups, _, flags in _chosen(SCHEDULE_CASES, options):
-        with _folder() as folder:
-            sides = {
-                "core": ours(folder / "core", groups, flags),
-                "tickets": ours(folder / "tickets", groups, (*flags, "--spare-schedule", "tickets")),
-                "core again": ours(folder / "again", groups, flags),
-            }
-            rounds = take_turns(sides, options.rounds, options.steps)
-        for one in ("tickets", "core again"):
-            rows.append(
-                {"case": name, "schedule": one, "against": "core", **_ratio(one, "core", rounds, _cpu_s(sides))}
-            )
+        sides = {"core": flags, "tickets": (*flags, "--spare-schedule", "tickets"), "core again": flags}
+        rows += _against_first(options, {"case": name}, "schedule", groups, sides)
     _report("step_schedules", options, rows)
 
 
 def _state_copies(options: argparse.Namespace) -> None:
-    rows = []
+    rows, copies = [], str(options.state_copies)
     for name, groups, _, flags in _chosen(COPIES_CASES, options):
         for mode in ("exact", "fp32"):
-            common = (*flags, "--bf16", "--spare-reduce", mode)
-            some = f"{options.state_copies} copies"
-            with _folder() as folder:
-                sides = {
-                    "whole": ours(folder / "whole", groups, common),
-                    some: ours(
-                        folder / "some", groups, (*common, "--spare-state-redundancy", str(options.state_copies))
-                    ),
-                    "whole again": ours(folder / "again", groups, common),
-                }
-                rounds = take_turns(sides, options.rounds, options.steps)
-            for one in (some, "whole again"):
-                figures = _ratio(one, "whole", rounds, _cpu_s(sides))
-                rows.append({"case": name, "reduce": mode, "state": one, "against": "whole", **figures})
+            whole = (*flags, "--bf16", "--spare-reduce", mode)
+            some = (*whole, "--spare-state-redundancy", copies)
+            sides = {"whole": whole, f"{copies} copies": some, "whole again": whole}
+            rows += _against_first(options, {"case": name, "reduce": mode}, "state", groups, sides)
     _report("step_state_copies", options, rows)
 
 
 def _rows(options: argparse.Namespace) -> None:
     rows = []
     for name, groups, _, flags in _chosen(ROWS_CASES, options):
-        common = (*flags, "--spare-max-group-restarts", "3")
-        with _folder() as folder:
-            sides = {
-                "one row": ours(folder / "one", groups, common),
-                "several rows": ours(folder / "several", groups, (*common, "--spare-shapes", "2")),
-                "one row again": ours(folder / "again", groups, common),
-            }
-            rounds = take_turns(sides, options.rounds, options.steps)
-        for one in ("several rows", "one row again"):
-            figures = _ratio(one, "one row", rounds, _cpu_s(sides))
-            rows.append({"case": name, "rows": one, "against": "one row", **figures})
+        one = (*flags, "--spare-max-group-restarts", "3")
+        sides = {"one row": one, "several rows": (*one, "--spare-shapes", "2"), "one row again": one}
+        rows += _against_first(options, {"case": name}, "rows", groups, sides)
     _report("step_rows", options, rows)
+
+
+def _against_first(
+    options: argparse.Namespace,
+    case: Mapping[str, str],
+    column: str,
+    groups: int,
+    sides: Mapping[str, tuple[str, ...]],
+) -> list[dict]:
+    """Jobs with these flags, in turn: a row for each but the first, against which it is compared; ``column`` has the
+    row's side."""
+    with _folder() as folder:
+        started = {side: ours(folder / side.replace(" ", "-"), groups, flags) for side, flags in sides.items()}
+        rounds = take_turns(started, options.rounds, options.steps)
+    first, *others = sides
+    return [{**case, column: one, "against": first, **_ratio(one, first, rounds, _cpu_s(started))} for one in others]
 
 
 def jobs(cases: Mapping[str, tuple], seq_length: int = SEQ_LENGTH) -> Iterator[tuple]:

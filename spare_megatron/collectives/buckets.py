@@ -25,7 +25,7 @@ import torch
 
 from spare_megatron.collectives.converting import Conversion
 from spare_megatron.collectives.reduction import GradientReduction
-from spare_megatron.kernels.host_memory import PinnedBlocks
+from spare_megatron.kernels.host_memory import PinnedBlocks, recorded
 
 BUCKET_BYTES = 16 << 20
 """Above some MiB the time to fill and drain the ring does not show any more, and larger buckets gain nothing."""
@@ -267,11 +267,8 @@ class Buffers:
 
 def ready_fence(written: Iterable[torch.Tensor]) -> Callable[[], None] | None:
     """:meth:`Buffers.ready_fence` of some tensors."""
-    if not any(one.is_cuda for one in written):
-        return None
-    event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
-    event.record()
-    return event.synchronize
+    device = next((one.device for one in written if one.is_cuda), None)
+    return None if device is None else recorded(device).synchronize
 
 
 class BufferPool:

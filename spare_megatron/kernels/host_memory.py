@@ -43,9 +43,15 @@ class PinnedBlocks:
 class DeviceEvent(Protocol):
     """The part of :class:`torch.cuda.Event` that is used."""
 
-    def record(self) -> None: ...
-
     def synchronize(self) -> None: ...
+
+
+def recorded(device: torch.device) -> DeviceEvent:
+    """An event behind what is queued on the current stream of a CUDA device. That need not be the device of the thread,
+    which in a new one is number 0: an event that is recorded without a stream would wait for nothing."""
+    event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def copy_to_host(sources: Iterable[torch.Tensor], destination: torch.Tensor) -> None:
@@ -62,16 +68,16 @@ def copy_to_host(sources: Iterable[torch.Tensor], destination: torch.Tensor) -> 
         at += len(source)
     if far:
         ring = torch.empty(2, RING_BYTES, dtype=torch.uint8, pin_memory=True).unbind()
-        copy_by_ring(far, ring, lambda: torch.cuda.Event(blocking=True))
+        copy_by_ring(far, ring, recorded)
 
 
 def copy_by_ring(
     copies: Iterable[tuple[torch.Tensor, torch.Tensor]],
     ring: Sequence[torch.Tensor],
-    new_event: Callable[[], DeviceEvent],
+    event_behind: Callable[[torch.device], DeviceEvent],
 ) -> None:
     """Make ``copies``, pairs of a source and its destination, through the tensors of ``ring``, which are of one size:
-    while one goes on into its destination, the next one is filled."""
+    while one goes on into its destination, the next one is filled. ``event_behind``: :func:`recorded`."""
     filled: list[tuple[DeviceEvent, torch.Tensor, torch.Tensor]] = []
 
     def empty_oldest() -> None:
@@ -84,9 +90,7 @@ def copy_by_ring(
             empty_oldest()
         memory = ring[number % len(ring)][: len(source)]
         memory.copy_(source, non_blocking=True)
-        event = new_event()
-        event.record()
-        filled.append((event, memory, place))
+        filled.append((event_behind(source.device), memory, place))
     while filled:
         empty_oldest()
 

@@ -32,6 +32,7 @@ from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.engine_hooks import Outlet, PieceHook
 from spare_megatron.config.rows import RowCut
 from spare_megatron.exact_sum.sum_conversion import SumConversion
+from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import count_updates, counted_updates
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.exact_rows import ExactRows
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
@@ -331,7 +332,9 @@ class MegatronEngine(RowState):
         updated, grad_norm, zeros = False, None, None
         if self._take_gradients(step, gradients, scalars):
             finalize_model_grads(list(replica.chunks), None)
+            before = counted_updates(replica.optimizer)
             updated, grad_norm, zeros = replica.optimizer.step()
+            count_updates(replica.optimizer, before + bool(updated))
         if self._flips is not None and self._flips("weights", step, 0):
             flip_bit(next(replica.chunks[0].module.parameters()).data.view(-1))
         if self._flips is not None and self._flips("optimizer", step, 0):

@@ -39,10 +39,7 @@ class Device:
         monkeypatch.setattr(torch.Tensor, "copy_", copy)
         monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
 
-    def event(self) -> Event:
-        return Event(self)
-
-    def record_event(self) -> Event:
+    def record_event(self, _where: torch.device = CPU) -> Event:
         """As of a stream."""
         event = Event(self)
         event.record()
@@ -120,9 +117,41 @@ def test_copies_by_a_ring_are_complete_and_overlap(seed: int, device: Device) ->
     sizes = random.Random(seed).choices((1, 7, 99, 100, 101, 350), k=9)
     sources = [torch.randint(256, (size,)).byte() for size in sizes]
     places = [torch.zeros_like(one) for one in sources]
-    copy_by_ring(zip(sources, places, strict=True), torch.zeros(2, 100, dtype=torch.uint8).unbind(), device.event)
+    copy_by_ring(
+        zip(sources, places, strict=True), torch.zeros(2, 100, dtype=torch.uint8).unbind(), device.record_event
+    )
     assert all(map(torch.equal, sources, places))
     assert device.waits == sum(-(-size // 100) for size in sizes)
+
+
+class Far:
+    """A tensor of the fourth device."""
+
+    is_cuda, device = True, torch.device("cuda", 3)
+
+
+def test_a_thread_of_another_device_waits_for_the_stream_of_what_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The device of a new thread is number 0."""
+    streams, waited = list[str](), list[str]()
+
+    class Recorded:
+        def __init__(self, blocking: bool) -> None:
+            assert blocking
+
+        def record(self, stream: str = "the current stream of device 0") -> None:
+            streams.append(stream)
+
+        def synchronize(self) -> None:
+            waited.extend(streams)
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"that of {device}")
+    assert buckets.ready_fence([torch.zeros(1)]) is None
+    fence = buckets.ready_fence([torch.zeros(1), Far()])  # type: ignore[list-item]
+    assert (streams, waited) == (["that of cuda:3"], [])
+    assert fence is not None
+    fence()
+    assert waited == ["that of cuda:3"]
 
 
 @pytest.mark.parametrize("method", [PlainReduction(), Bfloat16Reduction()])

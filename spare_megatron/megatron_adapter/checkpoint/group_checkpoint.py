@@ -356,7 +356,7 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
     for part, current in zip(_parts(state), replica.optimizer.chained_optimizers, strict=True):
         inner = _inner(part)
         for group, own in zip(inner["param_groups"], current.param_groups, strict=True):
-            stored = {name: value for name, value in _like(own, options).items() if name != "step" or name in own}
+            stored = {name: value for name, value in _like(own, options).items() if name != "step"}
             group.update({**stored, "params": group["params"]})
             for name in ("is_expert_parallel", *RATES):
                 group.pop(name, None)
@@ -365,7 +365,10 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         step = max(steps, default=0.0)  # for one that counts none, such as Lion, 0 is stored
         if is_soap(current):
             inner["state"]["common_step"] = int(step)
-        elif optimizer_gather.counts_steps(current) or (steps and not optimizer_gather.is_emerging(current)):
+        elif optimizer_gather.counts_in_groups(current):
+            for group in inner["param_groups"]:
+                group["step"] = int(step)
+        elif optimizer_gather.counts_steps(current):
             inner["state"]["common_step"] = torch.tensor(step)
         if scalers:
             part["grad_scaler"] = scalers[0]

@@ -53,6 +53,26 @@ def counts_steps(part: Any) -> bool:
     return isinstance(part.optimizer, (torch.optim.Adam, torch.optim.AdamW, AdEMAMix))
 
 
+def counts_in_groups(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers counts updates once for each parameter group, as the FusedAdam of
+    transformer-engine and of apex does. It counts none for a group without parameters."""
+    return any(kind.__name__ == "FusedAdam" for kind in type(part.optimizer).__mro__)
+
+
+def counted_updates(chained: Any) -> int:
+    """How many updates those of a chained optimizer's parts have counted that count them in parameter groups."""
+    groups = [group for part in chained.chained_optimizers if counts_in_groups(part) for group in part.param_groups]
+    return max((int(group.get("step", 0)) for group in groups), default=0)
+
+
+def count_updates(chained: Any, count: int) -> None:
+    """Have them count from ``count`` on in every group, as one without parameters may get some later on."""
+    for part in filter(counts_in_groups, chained.chained_optimizers):
+        for group in part.param_groups:
+            known = group.get("step")
+            group["step"] = torch.full_like(known, count) if torch.is_tensor(known) else count
+
+
 def is_emerging(part: Any) -> bool:
     """Whether one of megatron-core's optimizers is of the package emerging-optimizers. Of those that are taken (Muon,
     Lion and SOAP) SOAP alone counts steps."""

@@ -55,7 +55,8 @@ class TransferableState:
         if self.shards.kept is None:
             seen = {half.data_ptr() for part in _parts(replica) for half in _rounded(part)}
         else:
-            seen = {parameter.data_ptr() for chunk in replica.chunks for parameter in chunk.parameters()}
+            parameters = (one for chunk in replica.chunks for one in chunk.parameters())
+            seen = {one.data_ptr() for one in parameters if one.requires_grad}  # they come with the shards
         found: dict[str, torch.Tensor] = {}
         for name, tensor in model_tensors(replica):
             if tensor.data_ptr() not in seen and not name.endswith(_FP8):

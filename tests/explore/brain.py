@@ -168,12 +168,14 @@ def _against(state: State, event: m.Event) -> frozenset[tuple[int, str]]:
     return frozenset((state.committed[0], votes[group].result.weights_digest) for group in suspects)
 
 
-PLAIN = (int, str, float, bool, type(None))
+PLAIN = frozenset({int, str, float, bool, type(None)})
 _names: dict[type, tuple[str, ...]] = {}
 
 
 def _frozen_state(state: State) -> Hashable:
-    frozen = [_frozen(getattr(state, name)) for name in _names_of(State) if name not in SENTENCES and name != "leave"]
+    known = state.__dict__
+    values = [known[name] for name in _names_of(State) if name not in SENTENCES and name != "leave"]
+    frozen = [value if type(value) in PLAIN else _frozen(value) for value in values]
     return (*frozen, bool(state.leave))
 
 
@@ -183,7 +185,7 @@ def _frozen(value: Any) -> Hashable:
     if kind in PLAIN:
         return value  # type: ignore[no-any-return]
     if kind is tuple or kind is list:
-        return tuple(map(_frozen, value))
+        return tuple([one if type(one) in PLAIN else _frozen(one) for one in value])
     if kind is frozenset or kind is set:
         return frozenset(value)
     if kind is Plan:
@@ -191,10 +193,10 @@ def _frozen(value: Any) -> Hashable:
         return owner, value.members, _frozen(value.added), value.patched, _frozen(value.left)
     if kind is Standing:
         return value.assignment.owner.tobytes(), value.assignment.slowness.tobytes(), value.live
-    if isinstance(value, Mapping):
-        return tuple((key, _frozen(value[key])) for key in sorted(value))
+    if kind is dict or isinstance(value, Mapping):
+        return tuple([(key, _frozen(value[key])) for key in sorted(value)])
     assert is_dataclass(value), f"no key for {value!r}"
-    return tuple(_frozen(getattr(value, name)) for name in _names_of(kind) if name != "detail")
+    return tuple([_frozen(getattr(value, name)) for name in _names_of(kind) if name != "detail"])
 
 
 def _names_of(kind: type) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ class Effects:
         self.only: str | None = None
         """The only kind of fault that may happen, where somebody looks for such moves; else None."""
         self.rules = (ShardProcesses if shape.state_shards else Processes)(self.spec, self.keeper)
+        if not shape.observed:
+            self.rules.remember()
         self.received: list[m.Event] | None = None
         """All events of the present coordinator, in order, where somebody wants to know; else None."""
         self.reasons: list[str] = []
@@ -173,7 +175,7 @@ class Effects:
                 fenced = p.down and isinstance(p.down[-1].value, m.SendFenced)
                 if meant and greeted and not fenced:
                     processes[n] = p._replace(down=(*p.down, word.note))
-        return w._replace(processes=tuple(map(self.keeper.share, processes)))
+        return w.with_processes(tuple(map(self.keeper.share, processes)))
 
     @staticmethod
     def _is_meant(w: World, p: Process, word: Word) -> bool:
@@ -277,11 +279,11 @@ class Effects:
 
     def put(self, w: World, n: int, p: Process) -> World:
         """The world with process ``n`` replaced by ``p``."""
-        return w._replace(processes=(*w.processes[:n], self.keeper.share(p), *w.processes[n + 1 :])).tidied()
+        return w.with_processes((*w.processes[:n], self.keeper.share(p), *w.processes[n + 1 :])).tidied()
 
     def without(self, w: World, n: int) -> World:
         """The world without process ``n`` and the messages on the way to it and from it."""
-        return w._replace(processes=w.processes[:n] + w.processes[n + 1 :]).tidied()
+        return w.with_processes(w.processes[:n] + w.processes[n + 1 :]).tidied()
 
     # --------------------------------------------------------------------------------------------------------- faults
 

@@ -119,9 +119,10 @@ class Model:
     def _first(self, w: World, stopped: bool) -> tuple[int, Process, list[Move]] | None:
         """The process whose moves come first, and these moves; None where all moves are needed."""
         for n, p in enumerate(w.processes):
-            own = [] if stopped else list(self._eager(w, n, p))
-            if own:
-                return n, p, own
+            if not stopped and self.do.rules.eager(p).kind:
+                own = list(self._eager(w, n, p))
+                if own:
+                    return n, p, own
         for n, p in enumerate(w.processes):
             if p.up and self.do.is_idle_talk(w, p):
                 return n, p, list(self._reported(w, n, p))
@@ -138,7 +139,7 @@ class Model:
         """Whether a process gets its state by an offer, so that it matters when its donors receive something; with
         state shards any process may."""
         return (
-            self.shape.state_shards > 0 or any(p.offer is not None for p in w.processes) or bool(w.brain.state.learners)
+            self.shape.state_shards > 0 or bool(w.brain.state.learners) or any(map(self.do.rules.learns, w.processes))
         )
 
     def _whole(self, w: World) -> bool:
@@ -231,26 +232,23 @@ class Model:
     def _eager(self, w: World, n: int, p: Process) -> Iterator[Move]:
         """What a process does by itself, as soon as it can, and the ways in which that goes wrong."""
         do, rules = self.do, self.do.rules
-        if p.slow:
-            return
-        if rules.answers(p):
-            for number, after in enumerate(rules.answers(p)):
+        what = rules.eager(p)
+        if what.kind == "answer":
+            for number, after in enumerate(what.after):
                 yield f"answer {p.name} {number}", False, partial(do.put, w, n, after)
-        elif rules.computes(p):
+        elif what.kind == "compute":
             yield f"compute {p.name}", False, lambda: do.compute(w, n)
             for wrong in rules.may_err(p) if do.may(w, "err") else ():
                 yield f"err {p.name} {wrong}", True, partial(do.compute, do.pay(w, "err"), n, wrong)
-        elif rules.reduces(p):
+        elif what.kind == "reduce":
             if self._fetching(p):
                 return
             result = do.sum_of(w, p)
             if result is not None:
                 yield f"reduce {p.name}", False, lambda: do.reduce(w, n, result)
                 yield from self._failures(w, n, p)
-        else:
-            done = rules.ends(p) or rules.settles(p)
-            if done is not None:
-                yield f"end {p.name}", False, lambda: do.put(w, n, done)
+        elif what.kind == "end":
+            yield f"end {p.name}", False, lambda: do.put(w, n, what.after[0])
 
     def _detections(self, w: World) -> Iterator[Move]:
         """The coordinator notices processes that are gone, one by one or together; while the job forms, also groups

@@ -11,6 +11,7 @@ two segments only add segments, and either order leads to the same value.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from spare_megatron.control_plane.group_aggregation import Ballots
@@ -152,11 +153,45 @@ class Process(NamedTuple):
         return next((one for one in self.serving if one.number == number), None)
 
 
+class Eager(NamedTuple):
+    """What a process does by itself, as soon as it can."""
+
+    kind: str
+    """'answer', 'compute', 'reduce' or 'end'; empty: nothing."""
+    after: tuple[Process, ...] = ()
+    """Of 'answer' and 'end': the process after it, in each way in which that may be."""
+
+
+REMEMBERED = (
+    *(
+        "connect",
+        "receive",
+        "eager",
+        "learns",
+        "computes",
+        "answers",
+        "opens",
+        "applies",
+        "reduces",
+        "compute",
+        "apply",
+    ),
+    *("gathers", "fetches", "refusable"),
+)
+"""The rules, functions of a process alone, that are asked most often."""
+
+
 class Processes:
     """The rules by which processes change."""
 
     def __init__(self, spec: m.JobSpec, keeper: Keeper) -> None:
         self._spec, self._keep = spec, keeper.keep
+
+    def remember(self) -> None:
+        """Answer each question once: in an exploration, thirty worlds have a process in common."""
+        for name in REMEMBERED:
+            if hasattr(self, name):
+                setattr(self, name, cache(getattr(self, name)))
 
     # ------------------------------------------------------------------------------------------------ connections
 
@@ -324,6 +359,25 @@ class Processes:
             gave=orders.epoch,
             slow=False,
         )
+
+    def eager(self, p: Process) -> Eager:
+        """What it does by itself, as soon as it can. A slow one does nothing so."""
+        if p.slow:
+            return Eager("")
+        answers = self.answers(p)
+        if answers:
+            return Eager("answer", tuple(answers))
+        if self.computes(p):
+            return Eager("compute")
+        if self.reduces(p):
+            return Eager("reduce")
+        done = self.ends(p) or self.settles(p)
+        return Eager("") if done is None else Eager("end", (done,))
+
+    @staticmethod
+    def learns(p: Process) -> bool:
+        """Whether it gets its state by an offer."""
+        return p.offer is not None
 
     def may_err(self, p: Process) -> tuple[str, ...]:
         """The ways in which the next computation can be wrong."""

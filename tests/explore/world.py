@@ -63,6 +63,10 @@ class World(NamedTuple):
         """Index of the ghost that the process is connected to; None: it is connected to none."""
         return next((k for k, ghost in enumerate(self.ghosts) if ghost.state.fencing == p.where), None)
 
+    def with_processes(self, processes: tuple[Process, ...]) -> World:
+        """``_replace`` in a third of the time."""
+        return World._make((self[0], processes, *self[2:]))
+
     def tidied(self) -> World:
         """This world without sums and results that nobody can use any more, and without ghosts that nobody can
         reach."""
@@ -77,7 +81,8 @@ class World(NamedTuple):
         results = w.results
         if results:
             behind = min((step for step, _ in at if step >= 0), default=results[-1].value.step)
-            results = tuple(sorted((r for r in results if behind < r.value.step), key=_step_of))
+            results = tuple([r for r in results if behind < r.value.step])
+            results = results if len(results) < 2 else tuple(sorted(results, key=_step_of))
         return w if shares == w.shares and results == w.results else w._replace(shares=shares, results=results)
 
 

@@ -37,6 +37,8 @@ class Mutant(NamedTuple):
     """What occurs once in the file; the expression is the first one of its kind behind it."""
     was: str
     becomes: str
+    soonest: str = ""
+    """The function whose cases find it: they are run before all others."""
 
 
 def available() -> bool:

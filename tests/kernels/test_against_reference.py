@@ -47,12 +47,12 @@ def block_exponents(first: int, count: int, exponent: int, bound: int | None, ra
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+def test_accumulate(cpus: Cpus, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
     small = list(itertools.product(LENGTHS, (0, 777), (-20, 40, 700), (1, 20, 51, 62), (False, True)))
     # int32: around the largest scale that fp32 has
     small += itertools.product((5000,), (777,), (185,), (20, 30), (False,))
-    small = small if torch.get_num_threads() == 1 else []
+    small = small if cpus.threads == 1 else []
     for count, first, exponent, bound, wild in [*small, (LARGE, 777, 40, 55, True), (LARGE, 0, 40, 55, False)]:
         for narrow in (False, True)[: 2 if bound <= 30 else 1]:
             source = gradients(count, dtype, exponent, wild, random)
@@ -61,13 +61,11 @@ def test_accumulate(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
             exponents: int | torch.Tensor = exponent
             if narrow:
                 exponents = block_exponents(first, count, exponent, None if wild else bound, random)
-            results = []
-            for implementation in (cpu, reference):
-                accumulator, report = start.clone(), torch.tensor([5, 0])
-                implementation.adder(accumulator, first, bound, report)(source, exponents)
-                results.append((accumulator, report))
             case = f"seed {SEED}: count {count}, first {first}, exponent {exponent}, bound {bound}, wild {wild}, {kind}"
-            assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+            right = accumulated(reference, source, start, exponents, first, bound)
+            for cpu in cpus():
+                found = accumulated(cpu, source, start, exponents, first, bound)
+                assert all(map(same, found, right)), f"{cpu.level()}: {case}"
 
 
 def only_in_the_sum(source: torch.Tensor, partial: torch.Tensor) -> None:
@@ -178,10 +176,10 @@ SCALES = [(-127, 126), (-128, 127), (150, 190), (-130, -60), (20, 60), (-800, 80
 
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32], ids=str)
-def test_convert(cpu: native.CpuLibrary, kind: torch.dtype) -> None:
+def test_convert(cpus: Cpus, kind: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
     forms = list(itertools.product((True, False), repeat=2))
-    small = itertools.product([SEGMENTS], RANGES, SCALES, forms) if torch.get_num_threads() == 1 else ()
+    small = itertools.product([SEGMENTS], RANGES, SCALES, forms) if cpus.threads == 1 else ()
     # two threads, and what is written past the cache
     layout = [(3, LARGE // 3, 300), (LARGE // 3 + 9, 2_000_000, 1 << 20)]
     large = [(layout, (1, count), (20, 60), (True, True)) for count in (LARGE, 1_100_001)]
@@ -192,15 +190,16 @@ def test_convert(cpu: native.CpuLibrary, kind: torch.dtype) -> None:
         exponents[::5] = scales[1]
         sums = sums_of_all_sizes(count, kind, random)
         addend = sums_of_all_sizes(count, kind, random) if with_addend else None
-        results = []
-        for implementation in (cpu, reference):
+        case = f"seed {SEED}: {start} + {count} of {layout}, scales {scales}, {with_addend}, {with_found}"
+        right = None
+        for implementation in itertools.chain((reference,), cpus()):
             destination = torch.full((count + 1,), 7.0)
             found = torch.arange(2 * len(segments)).view(-1, 2) if with_found else None
             implementation.convert(segments, exponents, start, sums, addend, destination[1:], found)
             assert destination[0] == 7
-            results.append((destination, torch.zeros(1) if found is None else found))
-        case = f"seed {SEED}: {start} + {count} of {layout}, scales {scales}, {with_addend}, {with_found}"
-        assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+            result = destination, torch.zeros(1) if found is None else found
+            right = right or result
+            assert all(map(same, result, right)), f"{dispatch.implementation('cpu')}: {case}"
 
 
 def floats_of_all_sizes(count: int, random: torch.Generator) -> torch.Tensor:
@@ -219,21 +218,21 @@ def whole(count: int, first_index: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_finalize(cpu: native.CpuLibrary, dtype: torch.dtype) -> None:
+def test_finalize(cpus: Cpus, dtype: torch.dtype) -> None:
     random = torch.Generator().manual_seed(SEED)
     # of 24 bits and of more, powers of two, the largest and the smallest
     divisors = (1.0, 3.0, -4.0, 96.0, 1e-3, -16777217.0, 2.0**20, 2.0**100, -(2.0**-100), 1.5 * 2.0**99)
-    cases = list(itertools.product(LENGTHS, divisors, (0, 777))) if torch.get_num_threads() == 1 else []
+    cases = list(itertools.product(LENGTHS, divisors, (0, 777))) if cpus.threads == 1 else []
     for count, divisor, first in [*cases, (LARGE, 96.0, 777), (2_200_001, 3.0, 0)]:
         total = floats_of_all_sizes(count, random)
         peaks = floats_of_all_sizes(kernels._num_blocks(first, count), random).abs().view(torch.int32)
-        results = []
-        for implementation in (cpu, reference):
-            destination, largest = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
-            implementation.finalize(whole(count, first), total, destination, divisor, largest)
-            results.append((destination, largest))
         case = f"seed {SEED}: count {count}, divisor {divisor}, first {first}"
-        assert all(same(one, other) for one, other in zip(*results, strict=True)), case
+        right = None
+        for implementation in itertools.chain((reference,), cpus()):
+            result = torch.full((count + 1,), 7.0, dtype=dtype)[1:], peaks.clone()
+            implementation.finalize(whole(count, first), total, result[0], divisor, result[1])
+            right = right or result
+            assert all(map(same, result, right)), f"{dispatch.implementation('cpu')}: {case}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -328,22 +327,25 @@ def test_a_caller_in_c_converts_in_threads_of_its_own(cpu: native.CpuLibrary) ->
             assert same(found, all_found)
 
 
-def test_checksum_and_digest(cpu: native.CpuLibrary) -> None:
+def test_checksum_and_digest(cpus: Cpus) -> None:
     random = torch.Generator().manual_seed(SEED)
     for count in (*LENGTHS, 3_000_001):
         raw = torch.randint(0, 256, (count + 3,), dtype=torch.uint8, generator=random)[3:]
         parts = [raw, raw[: count // 3]]
-        assert same(cpu.digest_sums(parts), reference.digest_sums(parts)), f"seed {SEED}: {count} bytes"
+        right = reference.digest_sums(parts)
+        for cpu in cpus():
+            assert same(cpu.digest_sums(parts), right), f"seed {SEED}: {count} bytes, {cpu.level()}"
         values = torch.randint(-(2**62), 2**62, (count,), generator=random)
         for integers, first in itertools.product((values, (values >> 31).int()), (0, 99, 1 << 40)):
             # with an empty one, and so that two threads meet inside one
             ends = [0, count // 7, count // 7, count // 7 + 5, count] if count > 10 else [0, count]
             segments = torch.tensor([(*ends[i : i + 2], first + 1024 * i) for i in range(len(ends) - 1)])
-            found = torch.arange(len(segments))
-            expected = found.clone()
-            cpu.checksums(integers, segments, found)
+            expected = torch.arange(len(segments))
             reference.checksums(integers, segments, expected)
-            assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}"
+            for cpu in cpus():
+                found = torch.arange(len(segments))
+                cpu.checksums(integers, segments, found)
+                assert same(found, expected), f"seed {SEED}: {count} of {integers.dtype} from {first}, {cpu.level()}"
 
 
 def total_of(halves: torch.Tensor) -> int:

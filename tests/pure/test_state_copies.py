@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from itertools import combinations
 from math import inf
 from typing import Any
 
@@ -20,16 +21,16 @@ def simulated_s(groups: int, copies: int, mtbf_s: float, copying_s: float, ends:
     """The mean time between wipe-outs. Each chain of losses begins with shards on sets of groups that are drawn, no
     two alike; a group that is lost is back when its shards have their copies again."""
     dice = random.Random(groups * 100 + copies)
+    all_sets = [frozenset(one) for one in combinations(range(groups), copies)]
     total_s, wiped_out = 0.0, 0
     while wiped_out < ends:
         total_s += dice.expovariate(groups / mtbf_s)
-        lost, hosts, over = [dice.randrange(groups)], set[frozenset[int]](), copies == 1
+        lost, hosts, over = [dice.randrange(groups)], list[frozenset[int]](), copies == 1
         while not over and (next_s := dice.expovariate((groups - len(lost)) / mtbf_s)) < copying_s:
             total_s += next_s
             lost.append(dice.choice([one for one in range(groups) if one not in lost]))
-            while len(hosts) < groups:
-                hosts.add(frozenset(dice.sample(range(groups), copies)))
-            over = any(one <= set(lost) for one in hosts)
+            hosts = hosts or dice.sample(all_sets, groups)
+            over = any(map(set(lost).issuperset, hosts))
         total_s += 0.0 if over else copying_s
         wiped_out += over
     return total_s / wiped_out

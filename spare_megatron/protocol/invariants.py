@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol import state_shards
@@ -308,7 +309,7 @@ def _agreement(before: State, event: m.Event) -> None:
 
 
 def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
-    pieces = sorted(piece for segments in plans for segment in segments for piece in segment)
+    pieces = sorted(chain.from_iterable(chain.from_iterable(plans)))
     if pieces != list(range(state.job.num_groups * state.job.pieces_per_shard)):
         raise InvariantError(
             f"the plans of step {state.step_in_flight} in epoch {state.epoch} are no partition of the batch"
@@ -317,17 +318,16 @@ def _partition(state: State, plans: Sequence[Sequence[Sequence[int]]]) -> None:
 
 def _plans(state: State) -> None:
     """A live host of its shard computes each piece once, in this step and in the steps after it."""
-    _partition(state, [state.segments_of(g) for g in state.live])
+    plans = {group: state.segments_of(group) for group in state.live}
+    _partition(state, list(plans.values()))
     _partition(state, [(state.standing_of(g),) for g in state.live])
     if set(state.plan) != set(state.live):
         raise InvariantError(f"plans for {sorted(state.plan)}, live are {sorted(state.live)}")
-    lengths = [sum(map(len, state.segments_of(group))) for group in range(state.job.num_groups)]
+    lengths = [sum(map(len, plans.get(group, ()))) for group in range(state.job.num_groups)]
     if state.plan.loads().tolist() != lengths:
         raise InvariantError(f"groups are counted as {state.plan.loads().tolist()} pieces, their plans have {lengths}")
-    hosts = _hosts(state)
-    for group in state.live:
-        shards = _shards(state, [p for segment in state.segments_of(group) for p in segment])
-        strange = sorted(shard for shard in shards if group not in hosts[shard])
+    for group, segments in plans.items():
+        strange = sorted(_shards(state, chain.from_iterable(segments)).difference(state.where.stack_of(group)))
         if strange:
             raise InvariantError(f"group {group} is to compute shards {strange} which it does not host")
 
@@ -341,8 +341,9 @@ def _hosts(state: State) -> dict[int, set[int]]:
     return hosts
 
 
-def _shards(state: State, pieces: Sequence[int]) -> set[int]:
-    return {piece // state.job.pieces_per_shard for piece in pieces}
+def _shards(state: State, pieces: Iterable[int]) -> set[int]:
+    each = state.job.pieces_per_shard
+    return {piece // each for piece in pieces}
 
 
 def _votes(state: State) -> None:
@@ -370,7 +371,8 @@ def _growth(before: State, event: m.Event, after: State) -> None:
         given = frozenset(before.relief.given.get(group, ()))
         if isinstance(event, m.GaveBack) and event.group == group:
             given = given.union(event.pieces)
-        old, new = before.segments_of(group), after.segments_of(group)
+        old = before.segments_of(group)
+        new = old if after.plan is before.plan else after.segments_of(group)
         if not (given and after.epoch > before.epoch and group not in after.relief.asked):
             given = frozenset()
         given = given.union(_shut(before, event, group))

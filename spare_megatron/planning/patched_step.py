@@ -7,9 +7,8 @@ leaves its K pieces to hosts, which compute them after their own load, and not b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr
@@ -68,10 +67,11 @@ class PatchedStep:
     """Expected time of a patch that begins when all groups are done."""
 
 
+@lru_cache(maxsize=10_000)
 def patched_step(
-    loads: Sequence[tuple[float, float]],
+    loads: tuple[tuple[float, float], ...],
     host_load: float,
-    spreads: Sequence[tuple[PatchSpread, float]],
+    spreads: tuple[tuple[PatchSpread, float], ...],
     losses: float,
     rebuild: float,
     jitter: float,
@@ -104,13 +104,14 @@ def patched_step(
     y = np.linspace(low, high, POINTS)
     log_done = sum((count * log_ndtr((y / load - 1) / wide) for load, count in there), np.zeros(POINTS))
     failure_free = low + _integral(-np.expm1(log_done), y)
+    after = sum(share * _alone(spread, wide) for spread, share in spreads)
+    if not losses:
+        return PatchedStep(failure_free, failure_free, after)
     moments = (np.arange(MOMENTS) + 0.5)[:, None] / MOMENTS * failure_free
     open_ = np.zeros((MOMENTS, POINTS))
-    after = 0.0
     for spread, share in spreads:
         done = _patch_done(spread, host_load, moments, y[None, :], wide)
         open_ += share * (1 - done * (y[None, :] >= moments + rebuild))
-        after += share * _alone(spread, wide)
     patched = low + _integral(-np.expm1(log_done - losses * failure_free * open_.mean(axis=0)), y)
     return PatchedStep(failure_free, patched, after)
 
@@ -127,8 +128,7 @@ def _patch_done(spread: PatchSpread, load: float, moment: Floats, y: Floats, jit
     for taken, count in spread.hosts:
         one = np.zeros_like(all_done)
         for shards, share in taken:
-            speed = (y - np.maximum(load, moment)) / shards if shards else np.full_like(one, np.inf)
-            one += share * ndtr((speed - 1) / jitter)
+            one += share * ndtr(((y - np.maximum(load, moment)) / shards - 1) / jitter) if shards else share
         all_done *= one**count
     return all_done
 

@@ -155,7 +155,7 @@ def _step_s(
     living = num_groups - idle
     load = -(-num_groups * pieces // living)
     heavy = int(heavy_groups(num_groups, np.array([idle]), pieces)[0])
-    loads = [(load / pieces, heavy), ((load - 1) / pieces, living - heavy)]
+    loads = ((load / pieces, heavy), ((load - 1) / pieces, living - heavy))
     # Who is back and has no piece yet leaves none when it is lost.
     losses = rate * num_groups * min(1.0, living / (num_groups - away))
     step = patched_step(
@@ -178,12 +178,12 @@ def _reduced_s(costs: Costs, losses: float, patch_s: float) -> float:
     return reduce_s * (1 + losses * (reduce_s / 2 + max(patch_s, costs.rebuild_s)))
 
 
-def _spreads(num_groups: int, sharing: Sharing, first: float) -> list[tuple[PatchSpread, float]]:
+def _spreads(num_groups: int, sharing: Sharing, first: float) -> tuple[tuple[PatchSpread, float], ...]:
     """In the share ``first`` of losses a group's pieces are those of its own shard, which r - 1 others host; in the
     others it has pieces of all its shards."""
     pieces, others = sharing.pieces, max(1, sharing.redundancy - 1)
     hosts = min(sharing.redundancy * others, num_groups - 1)
-    return [(evenly(pieces, others), first), (at_random(pieces, hosts), 1 - first)]
+    return (evenly(pieces, others), first), (at_random(pieces, hosts), 1 - first)
 
 
 def displaced(pieces: int, redundancy: int) -> float:

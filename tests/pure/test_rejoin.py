@@ -67,8 +67,8 @@ def test_groups_without_work(num_groups: int, pieces: int, mean: float) -> None:
 @pytest.mark.parametrize("rebuild", [0.0, 0.3])
 def test_a_step_with_patches(spread: object, rebuild: float) -> None:
     rng = np.random.default_rng(SEED)
-    jitter, losses, loads = 0.05, 0.4, [(1.0625, 30), (1.0, 160)]
-    found = patched_step(loads, 1.01, [(spread, 1.0)], losses, rebuild, jitter)  # type: ignore[list-item]
+    jitter, losses, loads = 0.05, 0.4, ((1.0625, 30), (1.0, 160))
+    found = patched_step(loads, 1.01, ((spread, 1.0),), losses, rebuild, jitter)
     own = np.concatenate([np.full(count, load) for load, count in loads])
     ends, failure_free = [], []
     for _ in range(6000):

@@ -163,20 +163,8 @@ class Eager(NamedTuple):
 
 
 REMEMBERED = (
-    *(
-        "connect",
-        "receive",
-        "eager",
-        "learns",
-        "computes",
-        "answers",
-        "opens",
-        "applies",
-        "reduces",
-        "compute",
-        "apply",
-    ),
-    *("gathers", "fetches", "refusable"),
+    *("connect", "receive", "eager", "learns", "computes", "answers", "opens", "applies", "reduces", "compute"),
+    *("apply", "gathers", "fetches", "refusable"),
 )
 """The rules, functions of a process alone, that are asked most often."""
 

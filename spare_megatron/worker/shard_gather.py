@@ -17,7 +17,10 @@ waits for it in a gather.
 
 If the commit of a step orders a save, or ends the run of a job that saves, the state of all shards follows the
 parameters in that gather, one shard after the other. The group that saves keeps all of it, in host memory, until it has
-copied its share of the checkpoint; the others have memory for one shard of it at a time.
+copied its share of the checkpoint.
+
+The state of shards is sent one shard after the other, so a group has memory for one of those that it gives at a time,
+and for those that it is to keep. All others pass through a small window.
 
 Where the ranks of a group divide the sums among them (``--use-distributed-optimizer``), a rank's shards are those of
 its part, and a gather brings the parameters of this part. The training threads of the group exchange the parts once
@@ -62,6 +65,9 @@ BYTES = 4
 """Of an element of a shard's state."""
 COPIES_MADE = 2
 """Of a shard that a group gets: what comes, and what is kept of it."""
+WINDOW = 2**24
+"""So many elements of a shard's state are sent at a time. A group that neither gives nor keeps it has memory for these
+only."""
 LOOK_S = 0.05
 """The interval at which a wait looks whether the job is over, or its epoch."""
 
@@ -338,6 +344,8 @@ class ShardGather:
 
     def _run(self) -> None:
         try:
+            if self._shards.device.type == "cuda":
+                torch.cuda.set_device(self._shards.device)  # a thread begins with device 0
             self._take_part()
         except Exception as error:
             with self._changed:
@@ -417,13 +425,13 @@ class ShardGather:
                 outcome = self._gather_weights(view, step, primaries, mine)
             if outcome.ok and first:
                 outcome, received = self._begin_epoch(view, primaries, lacking)
+            saves = view.group in (self._saver, min(view.live_groups)) and not self._joins
             for shard in range(self._shards.number if self._ordered == step else 0):
                 if not outcome.ok:
                     break
                 self._inject("gather", step, 1 + shard)
-                state = self._state(shard, shard in mine)
-                outcome = self._gathered(view, [state], [_shares(view, {primaries[shard]: state.numel()})])
-                if outcome.ok and view.group in (self._saver, min(view.live_groups)) and not self._joins:
+                outcome, state = self._gather_state(view, shard, primaries[shard], None, keeps=saves)
+                if outcome.ok and saves:
                     saved[shard] = state.to("cpu", copy=True)
             if outcome.stale:
                 self._wait_for_newer(view.epoch)
@@ -453,12 +461,18 @@ class ShardGather:
         for host in view.state_hosts:
             if not host.counts:
                 to.setdefault(host.shard, set()).add(host.group)
-        states = {shard: self._state(shard, primaries[shard] == view.group) for shard in sorted(to)}
-        shares = [_shares(view, {primaries[shard]: one.numel()}, to[shard]) for shard, one in states.items()]
+        hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
+        missing, received = hosted - (self._shards.kept or frozenset()), dict[int, torch.Tensor]()
+        for shard, groups in sorted(to.items()):
+            outcome, state = self._gather_state(view, shard, primaries[shard], groups, keeps=shard in missing)
+            if not outcome.ok:
+                return outcome, {}
+            if shard in missing:
+                received[shard] = state
         giver, unsharded = min(primaries.values()), torch.empty(0, dtype=torch.int32)
         if lacking and giver == view.group:
             unsharded = packed(self._engine)
-        outcome = self._gathered(view, list(states.values()), shares, {"unsharded": unsharded.numel()})
+        outcome = self._gathered(view, [], [], {"unsharded": unsharded.numel()})
         if not outcome.ok:
             return outcome, {}
         if lacking:
@@ -468,9 +482,22 @@ class ShardGather:
             outcome = self._gathered(view, [unsharded], [_shares(view, {giver: numel})])
             if outcome.ok and self._joins:
                 self._unsharded = unsharded
-        hosted = {host.shard for host in view.state_hosts if host.member == view.receiver}
-        missing = hosted - (self._shards.kept or frozenset())
-        return outcome, {shard: one for shard, one in states.items() if shard in missing}
+        return outcome, received
+
+    def _gather_state(
+        self, view: View, shard: int, primary: int, to: Collection[int] | None, *, keeps: bool
+    ) -> tuple[ReduceOutcome, torch.Tensor]:
+        """Gather the state of a shard, which ``primary`` gives, for the groups ``to``, None: all. Returns the state
+        where this group ``keeps`` it or gives it, else what has passed through last."""
+        size = self._shards.state_size(shard)
+        if keeps or primary == view.group:
+            state = self._state(shard, primary == view.group)
+        else:
+            state = torch.empty(min(size, WINDOW), dtype=torch.int32, device=self._shards.device)
+        whole = len(state) == size
+        parts = [state[at if whole else 0 :][: min(WINDOW, size - at)] for at in range(0, size, WINDOW)]
+        shares = [_shares(view, {primary: len(part)}, to) for part in parts]
+        return self._gathered(view, parts, shares), state
 
     def _gathered(
         self,

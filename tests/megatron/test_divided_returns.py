@@ -181,9 +181,12 @@ def test_experts_come_back_and_are_saved(tmp_path: Path, inside: Sequence[str]) 
 
 
 def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Path) -> None:
-    """No other one is left: the job has one copy of the shard until the lost group is back, and says so."""
+    """No other one is left: the job has one copy of the shard until the lost group is back, and says so. What the
+    others copy of it passes through this group without ever being there whole."""
     faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", BACK)
-    job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=faults)
+    script = "tests/data/pretrain_little_room.py"
+    flags = (*FLAGS, *DIVIDED, *RETURNS)
+    job = launch(tmp_path / "run", *flags, groups=3, group_size=None, script=script, inject=faults)
     job.wait_for("the loss", lambda: copies(job).get("unable"), 100)
     known = copies(job)
     assert (known["hosts"]["0"], known["unable"]) == ([0], {"0": [2]})

@@ -46,8 +46,10 @@ class Start:
 
     def shards(self, job: JobArguments) -> int:
         """S, the number of state shards. It is the number of groups with which the job was first started, and is
-        recorded in its checkpoints."""
-        return self.state_shards or job.shape.num_groups
+        recorded in its checkpoints. If groups keep some shards only and there are more groups now, it is their number:
+        of fewer shards each group would keep a larger part."""
+        known = self.state_shards or job.shape.num_groups
+        return max(known, job.shape.num_groups) if job.divides_state else known
 
 
 def load_start(job: JobArguments, replica: Replica) -> Start:

@@ -84,8 +84,11 @@ def test_a_job_goes_on_from_such_a_checkpoint(
 ) -> None:
     start(tmp_path / "before", *before, "--exit-interval", "3").finish(timeout_s=200)
     first = tmp_path / "before" / "save"
-    start(tmp_path / "after", "--load", str(first), *after, groups=groups).finish(timeout_s=200)
+    job = start(tmp_path / "after", "--load", str(first), *after, groups=groups)
+    job.finish(timeout_s=200)
     assert saved(tmp_path / "after")["iter_0000008"] == whole_saves["iter_0000008"]
+    if after:
+        assert {shard for _, shard in states(job.run_dir)} == set(range(groups))
 
 
 @pytest.mark.full

@@ -27,7 +27,7 @@ def findings(name: str, seed: int, minutes: float) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_some_seconds_find_nothing(name: str) -> None:
-    text = findings(name, 7, 0.03)
+    text = findings(name, 7, 0.02)
     assert "accepted" in text
     assert "refused" in text
 

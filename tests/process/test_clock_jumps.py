@@ -42,7 +42,7 @@ def test_durations_stay_right_when_the_wall_clock_is_set(tmp_path: Path) -> None
     save = ("--save", str(tmp_path / "save"), "--save-interval", "auto", "--mtbf-gpu-hours", "0.01")
     inject = ("coordinator-sigkill:group=0,step=28,at=backward", "sigkill:group=1,step=16,at=reduce")
     began_s = time.monotonic()
-    job = launch(tmp_path / "run", *WORDS, *save, groups=3, group_size=1, inject=inject, environ=environ)
+    job = launch(tmp_path / "run", *WORDS, *save, groups=2, group_size=1, inject=inject, environ=environ)
     for step, by_s in ((4, DAY_S), (12, -DAY_S), (22, DAY_S), (34, 0.0)):
         job.wait_for(f"step {step}", lambda s=step: any(line["step"] >= s for line in job.metrics), 60)
         clock.with_suffix(".new").write_text(str(by_s))

@@ -21,6 +21,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.protocol.messages import AcceptSave, Lost, Opened, SendCommit
 from spare_megatron.runtime.failpoints import VARIABLE
 from spare_megatron.runtime.run_directory import read_json
+from tests import preloaded
 from tests.process.control_job import ROOT, ControlJob
 
 STEPS = 60
@@ -318,7 +319,7 @@ def launched(run_dir: Path, faults: str, flags: str, ends: Path | None = None) -
     coordinator has left."""
     command = [sys.executable, "-W", "error", "-m", "spare_megatron.cli.launch", "--num-groups", "2"]
     command += ["--run-dir", str(run_dir), "-m", "tests.process.control_client", *flags.split()]
-    environment = {**os.environ, VARIABLE: faults}
+    environment = {**preloaded.environment(), preloaded.LISTENING: preloaded.socket_path(), VARIABLE: faults}
     out, written = subprocess.PIPE, ""
     with subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True

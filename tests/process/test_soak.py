@@ -21,7 +21,7 @@ SEED, FAULTS_S, GAP_S = 5, 17.0, 2.5
 @pytest.mark.timeout(400)
 def test_a_quarter_of_a_minute_of_chaos(tmp_path: Path) -> None:
     restarts = {RESTARTS: 100, "--spare-group-restart-pause-s": 0.25}
-    soak = Soak(Toy(groups=4, piece_s=0.15), SEED, FAULTS_S, GAP_S, tmp_path, print, restarts)
+    soak = Soak(Toy(groups=4, piece_s=0.25), SEED, FAULTS_S, GAP_S, tmp_path, print, restarts)
     soak.run()
     assert not judge(soak, growth(soak.samples.found), print)
     assert soak.strikes.carried_out >= 3

@@ -28,10 +28,9 @@ PIECES, STEPS = 2, 60
 WORDS = ("--steps", str(STEPS), "--piece-s", "0.02", "--redundancy", "2")
 TO = ("launcher", "launcher twice", "one rank", "everybody", "timeout")
 STOPS = (
-    ("launcher", signal.SIGHUP),
-    ("launcher twice", signal.SIGINT),
+    ("launcher twice", signal.SIGHUP),
     ("one rank", signal.SIGUSR1),
-    ("everybody", signal.SIGTERM),
+    ("everybody", signal.SIGINT),
     ("timeout", signal.SIGTERM),
 )
 

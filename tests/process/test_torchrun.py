@@ -22,7 +22,7 @@ from tests.process.returning import voted_in
 
 pytestmark = pytest.mark.timeout(240)
 GROUPS, SIZE = 2, 2
-TOY = ("tests/process/toy_train.py", "--steps", "100000", "--pieces", "2", "--piece-s", "0.1", "--redundancy", "2")
+TOY = ("tests/process/toy_train.py", "--steps", "100000", "--pieces", "2", "--piece-s", "0.25", "--redundancy", "2")
 
 
 @pytest.fixture

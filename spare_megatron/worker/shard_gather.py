@@ -489,13 +489,12 @@ class ShardGather:
     ) -> tuple[ReduceOutcome, torch.Tensor]:
         """Gather the state of a shard, which ``primary`` gives, for the groups ``to``, None: all. Returns the state
         where this group ``keeps`` it or gives it, else what has passed through last."""
-        size = self._shards.state_size(shard)
-        if keeps or primary == view.group:
+        size, here = self._shards.state_size(shard), keeps or primary == view.group
+        if here:
             state = self._state(shard, primary == view.group)
         else:
             state = torch.empty(min(size, WINDOW), dtype=torch.int32, device=self._shards.device)
-        whole = len(state) == size
-        parts = [state[at if whole else 0 :][: min(WINDOW, size - at)] for at in range(0, size, WINDOW)]
+        parts = [state[at : at + WINDOW] if here else state[: size - at] for at in range(0, size, WINDOW)]
         shares = [_shares(view, {primary: len(part)}, to) for part in parts]
         return self._gathered(view, parts, shares), state
 

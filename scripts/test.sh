@@ -19,8 +19,11 @@ export PATH="$PWD/.venv/bin:$PATH" OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYT
 
 ruff check .
 ruff format --check .
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+# What programs forget in their temporary folder (torchrun, browsers, killed processes) goes with it. pytest's own
+# folders of the last three runs stay, as ever.
+scratch=$(mktemp -d) log=$scratch/types
+trap 'rm -rf "$scratch"' EXIT
+export PYTEST_DEBUG_TEMPROOT="${TMPDIR:-/tmp}" TMPDIR="$scratch"
 { renice -n 19 "$BASHPID" && (mypy && lint-imports); } >"$log" 2>&1 & # in the pauses of the tests
 types=$!
 

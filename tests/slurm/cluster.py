@@ -90,6 +90,7 @@ class Cluster:
         self.folder = folder
         self.nodes = [f"n{index}" for index in range(1, nodes + 1)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._held = contextlib.ExitStack()
         self._conf = folder / "slurm.conf"
         self.environ = {**os.environ, "SLURM_CONF": str(self._conf)}
 
@@ -108,6 +109,7 @@ class Cluster:
             daemon.wait()
         for process in self._started():
             _signal(process, signal.SIGKILL)
+        self._held.close()
 
     # ------------------------------------------------------------------------------------------------------ commands
 
@@ -202,7 +204,7 @@ class Cluster:
         key = folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
-        ports = _free_ports(len(self.nodes) + 1)
+        ports = _ports(len(self.nodes) + 1, self._held)
         host = socket.gethostname()
         self._conf.write_text(
             CONF.format(
@@ -287,8 +289,11 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def _free_ports(count: int) -> Sequence[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
+def _ports(count: int, held: contextlib.ExitStack) -> Sequence[int]:
+    """Ports for daemons that set SO_REUSEADDR, as Slurm's do. A bound socket that does not listen holds each until
+    ``held`` is closed: such a daemon can listen on the port, and the kernel gives it to nobody who asks for any."""
+    sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+    for one in sockets:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("", 0))
+    return [one.getsockname()[1] for one in sockets]

@@ -19,7 +19,7 @@ from benchmarks._corpus import tokenizer_flags, write_corpus
 from spare_megatron.data.preprocess import command, merge
 from tests.megatron.golden_preprocess import FOLDER, GOLDEN, MEGABYTES, VOCABULARY, numbers_before, sha256, sums
 from tests.polling import until
-from tests.process.harness import alive
+from tests.process.running import has_not_ended
 
 FLAGS = {**tokenizer_flags(FOLDER, VOCABULARY), "null": [*numbers_before(100_000), "--json-keys", "numbers"]}
 
@@ -86,7 +86,7 @@ def test_a_killed_run_goes_on_and_its_workers_are_gone(
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     pids = [int(pid) for pid in killed.stdout.split()]
     assert len(pids) >= 2
-    until(f"the end of {pids}", lambda: not any(map(alive, pids)), 60)
+    until(f"the end of {pids}", lambda: not any(map(has_not_ended, pids)), 60)
 
     left = sorted(os.listdir(tmp_path))
     assert "out.progress" in left

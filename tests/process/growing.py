@@ -38,15 +38,16 @@ class GrowingLines:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._text = ""
+        self._text = b""
         self._lines: list[dict[str, Any]] = []
 
     def lines(self) -> list[dict[str, Any]]:
         """Empty where the file is not there."""
-        text = self._path.read_text() if self._path.exists() else ""
-        text = text[: text.rfind("\n") + 1]
-        if not text.startswith(self._text):
-            self._text, self._lines = "", []
-        self._lines += [json.loads(line) for line in text[len(self._text) :].splitlines()]
-        self._text = text
+        text = self._path.read_bytes() if self._path.exists() else b""
+        text = text[: text.rfind(b"\n") + 1]
+        if text != self._text:
+            if not text.startswith(self._text):
+                self._text, self._lines = b"", []
+            self._lines += [json.loads(line) for line in text[len(self._text) :].splitlines()]
+            self._text = text
         return self._lines.copy()

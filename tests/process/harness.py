@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from spare_megatron.coordinator import journal
 from spare_megatron.coordinator.journal import Record
 from spare_megatron.launch.preload_client import ForkedProcess
 from tests import preloaded
 from tests.process.growing import GrowingJournal, GrowingLines
+from tests.process.running import has_not_ended, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = "tests/process/toy_train.py"
@@ -94,7 +93,7 @@ class Job:
 
     def wait_for_exit(self, *pids: int, timeout_s: float = 30.0) -> None:
         """Until these processes are gone."""
-        self.wait_for(f"the exit of {pids}", lambda: not any(alive(pid) for pid in pids), timeout_s)
+        self.wait_for(f"the exit of {pids}", lambda: not any(has_not_ended(pid) for pid in pids), timeout_s)
 
     def wait_until_gone(self, timeout_s: float = 20.0) -> None:
         """Until no process of the job is left; for a job whose spare-launch was killed."""
@@ -132,12 +131,14 @@ class Job:
         self._look()
         self.process.kill()
         self.process.wait()
-        for pid in self.seen:
-            _kill_if_ours(pid, self.run_dir)
+        for pid in self.seen.intersection(_processes_of(self.run_dir)):
+            os.kill(pid, signal.SIGKILL)
 
     def _look(self) -> None:
-        path = self.run_dir / "processes.json"
-        text = path.read_text() if path.exists() else ""
+        try:
+            text = (self.run_dir / "processes.json").read_text()
+        except FileNotFoundError:
+            return
         if not text or text == self._listed:
             return
         self._listed, there = text, json.loads(text)
@@ -147,7 +148,7 @@ class Job:
         self.seen |= {coordinator["pid"]} if coordinator.get("pid") else set()
 
     def _nothing_is_left(self) -> None:
-        left = [p.pid for p in _processes_of(self.run_dir)]
+        left = _processes_of(self.run_dir)
         assert not left, f"processes are left behind: {left}\n{self.report()}"
 
 
@@ -213,28 +214,6 @@ def _check_lines(lines: list[dict[str, Any]]) -> None:
         assert line["pieces_computed"] >= line["pieces"], line
 
 
-def _processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Live processes that belong to the job of a run directory, by their environment or command line."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-            mine = str(run_dir) in words or process.environ().get("SPARE_RUN_DIR") == str(run_dir)
-            if mine and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
-def alive(pid: int) -> bool:
-    """Whether a process has not ended; nobody may wait for one that has, where the first process reaps no orphans."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def _kill_if_ours(pid: int, run_dir: Path) -> None:
-    if any(p.pid == pid for p in _processes_of(run_dir)):
-        os.kill(pid, signal.SIGKILL)
+def _processes_of(run_dir: Path) -> list[int]:
+    """Pids of live processes that belong to the job of a run directory, by their environment or command line."""
+    return list(processes(f"SPARE_RUN_DIR={run_dir}", str(run_dir)))

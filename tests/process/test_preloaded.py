@@ -24,8 +24,9 @@ from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
 from spare_megatron.runtime.run_directory import glance
 from tests import preloaded
 from tests.polling import until
-from tests.process.harness import RESTARTS, ROOT, TOY, Job, alive, launch
+from tests.process.harness import RESTARTS, ROOT, TOY, Job, launch
 from tests.process.returning import check_voted
+from tests.process.running import has_not_ended
 
 pytestmark = [pytest.mark.timeout(240)]
 LIGHT = "tests/process/light_rank.py"
@@ -184,7 +185,7 @@ def test_an_end_of_the_launcher_ends_what_was_forked(
     assert len(started) == 3
     link.close()
     assert process.wait(20.0) == 0
-    until("their end", lambda: not any(alive(pid) for pid in (*pids, *started)))
+    until("their end", lambda: not any(has_not_ended(pid) for pid in (*pids, *started)))
 
 
 def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_a_kill_of_the_launcher_and_of_both(both: bool, script: str, tmp_path: P
     parent = parent_of(job)
     job.kill(*([parent] if both else []), job.process.pid)
     job.wait_until_gone()
-    assert not alive(parent)
+    assert not has_not_ended(parent)
 
 
 @pytest.mark.parametrize("script", [pytest.param(TOY, marks=pytest.mark.full), LIGHT])

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from spare_megatron.launch.processes import Child, Processes
-from tests.process.harness import alive
+from tests.process.running import has_not_ended
 
 
 def test_a_process_stays_in_the_session_and_is_killed_with_what_it_started(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_process_stays_in_the_session_and_is_killed_with_what_it_started(tmp_p
             found = os.getsid(child.pid), os.getpgid(child.pid) - child.pid, os.getpgid(started) - child.pid
             os.kill(child.pid, 9)
             assert (await asyncio.wait_for(ended.get(), 30.0)).status == -9
-            while alive(started):
+            while has_not_ended(started):
                 await asyncio.sleep(0.01)
             return found
 

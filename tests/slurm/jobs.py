@@ -17,6 +17,7 @@ import psutil
 from spare_megatron.coordinator import journal
 from spare_megatron.coordinator.terms import Terms
 from spare_megatron.runtime.run_directory import RunDirectory, glance
+from tests.process.running import processes
 from tests.slurm.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,16 +83,16 @@ class SlurmJob:
     def ranks(self) -> dict[int, int]:
         """Task -> pid of the ranks that live; a group that was started again has its tasks of before."""
         found = {}
-        for process in psutil.process_iter():
+        for pid in processes(f"SPARE_RUN_DIR={self.run_dir.path}"):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process = psutil.Process(pid)
                 environ = process.environ()
-                ours = environ.get("SPARE_RUN_DIR") == str(self.run_dir.path) and "SLURM_PROCID" in environ
-                if ours and process.name().startswith("python") and process.status() != psutil.STATUS_ZOMBIE:
+                if "SLURM_PROCID" in environ and process.name().startswith("python"):
                     first = int(environ.get("SPARE_GROUP", 0)) * int(environ["SPARE_GROUP_SIZE"])
                     some = environ.get("SPARE_POSITIONS", "").split(",")
                     number = int(environ["SLURM_PROCID"])
                     position = environ.get("SPARE_POSITION") or (some[number] if some[0] else number)
-                    found[first + int(position)] = process.pid
+                    found[first + int(position)] = pid
         return found
 
     def fencing(self) -> int:

@@ -20,6 +20,7 @@ from spare_megatron.flags import core_versions, hybrid_pattern
 from spare_megatron.flags.data_flags import names_no_data
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
+from spare_megatron.flags.stage_layout import cut_of, recomputes_whole_units, uneven_sizes
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
 
@@ -96,6 +97,12 @@ def needs(ns: Namespace) -> Iterable[Need]:
         here = has_package(PACKAGE.replace("-", "_"))
         yield Need(PACKAGE, why, here, f"pip install {PACKAGE}, or use --optimizer adam")
     yield from hybrid_needs(ns)
+    uneven = [] if ns.hybrid_layer_pattern else uneven_sizes(ns, cut_of(ns))
+    if uneven:
+        why = f"--recompute-num-layers {ns.recompute_num_layers} with a stage of {counted(uneven[0], 'layer')}"
+        core = ".".join(map(str, hybrid_pattern.CORE))
+        fix = "use --recompute-num-layers 1, or another number that divides the layers of each stage"
+        yield Need(f"megatron-core {core} or later", why, lambda: not recomputes_whole_units(), fix)
     yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):

@@ -16,6 +16,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import RowCut, shapes_of
 from spare_megatron.config.stage_cut import StageCut
+from spare_megatron.flags import core_versions
+from spare_megatron.flags.hybrid_pattern import CORE
 
 FLAG = "--pipeline-model-parallel-layout"
 LETTERS = {"E": "embedding", "t": "decoder layer", "m": "layer of multi-token prediction", "L": "loss"}
@@ -87,7 +89,32 @@ def row_cut_of(ns: Namespace) -> RowCut:
     cut = cut_of(ns)
     whole = "layers of --hybrid-layer-pattern stay together" if ns.hybrid_layer_pattern else cut.whole_stages()
     overlaps = "sums of several rows do not overlap the backward pass" if ns.overlap_grad_reduce else ""
-    return RowCut(cut, shapes_of(ns.spare_shapes, cut.stages, whole, overlaps))
+    shapes = shapes_of(ns.spare_shapes, cut.stages, whole, overlaps)
+    if recomputes_whole_units():
+        uneven = {one: sizes for one in shapes if (sizes := uneven_sizes(ns, cut.with_stages(one)))}
+        if uneven and ns.spare_shapes != "auto":
+            stages, sizes = next(iter(uneven.items()))
+            raise ConfigError(
+                f"--spare-shapes {ns.spare_shapes}: with {counted(stages, 'pipeline stage')} one has "
+                f"{counted(sizes[0], 'layer')}, no multiple of --recompute-num-layers {ns.recompute_num_layers}; "
+                "use --recompute-num-layers 1, or --spare-shapes auto"
+            )
+        shapes = tuple(one for one in shapes if one not in uneven)
+    return RowCut(cut, shapes)
+
+
+def recomputes_whole_units() -> bool:
+    """Whether the installed megatron-core computes layers again only in units of ``--recompute-num-layers``; newer ones
+    take a smaller last unit."""
+    return core_versions.installed() < CORE
+
+
+def uneven_sizes(ns: Namespace, cut: StageCut) -> list[int]:
+    """The numbers of layers in chunks of a division that are no multiple of the unit of
+    ``--recompute-method uniform``."""
+    units = ns.recompute_granularity == "full" and ns.recompute_method == "uniform"
+    each = (ns.recompute_num_layers or 1) if units else 1
+    return [size for size in cut.sizes() if size % each]
 
 
 def layout_text(stages: list[str], pipeline: int) -> str:

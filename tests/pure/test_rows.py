@@ -11,6 +11,8 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.rows import RowCut, rows_of, shape_of, shapes_of, smaller
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.stage_cut import StageCut
+from spare_megatron.flags.check import check_machine
+from spare_megatron.flags.stage_layout import recomputes_whole_units
 from tests.pure.flags_of_a_job import job_of, launched
 
 WHOLE = "stages stay whole"
@@ -138,6 +140,22 @@ def test_auto_leaves_overlapping_sums_alone() -> None:
     asked, namespace = job_of(f"{job} --spare-shapes 2", launched(4))
     assert asked.cut.shapes == (2,)
     assert any(note.startswith("--overlap-grad-reduce has no effect") for note in namespace.spare_notes)
+
+
+@pytest.mark.skipif(not recomputes_whole_units(), reason="this megatron-core takes a smaller last unit")
+def test_where_layers_are_computed_again_in_units_each_stage_has_whole_ones() -> None:
+    """megatron-core 0.16 would ask a stage of three layers for its fourth."""
+    job = "--num-layers 6 --pipeline-model-parallel-size 3 --spare-max-group-restarts 3"
+    job += " --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
+    assert job_of(f"{job} --spare-shapes auto", launched(4))[0].cut.shapes == (1,)
+    sentence = (
+        "^--spare-shapes 2: with 2 pipeline stages one has 3 layers, no multiple of --recompute-num-layers 2"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        job_of(f"{job} --spare-shapes 2", launched(4))
+    sentence = "--recompute-num-layers 2 with a stage of 3 layers needs megatron-core 0.19 or later"
+    with pytest.raises(ConfigError, match=sentence):
+        check_machine(job_of(f"{job} --pipeline-model-parallel-size 2", launched(4))[1])
 
 
 def test_a_home_rank_has_several_rows_where_a_shape_cuts_its_stage() -> None:

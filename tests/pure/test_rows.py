@@ -148,9 +148,7 @@ def test_where_layers_are_computed_again_in_units_each_stage_has_whole_ones() ->
     job = "--num-layers 6 --pipeline-model-parallel-size 3 --spare-max-group-restarts 3"
     job += " --recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
     assert job_of(f"{job} --spare-shapes auto", launched(4))[0].cut.shapes == (1,)
-    sentence = (
-        "^--spare-shapes 2: with 2 pipeline stages one has 3 layers, no multiple of --recompute-num-layers 2"
-    )
+    sentence = "^--spare-shapes 2: with 2 pipeline stages one has 3 layers, no multiple of --recompute-num-layers 2"
     with pytest.raises(ConfigError, match=sentence):
         job_of(f"{job} --spare-shapes 2", launched(4))
     sentence = "--recompute-num-layers 2 with a stage of 3 layers needs megatron-core 0.19 or later"

@@ -100,7 +100,7 @@ class ExactGradients:
             self._chunks += [number] * (len(self._slots) - len(self._chunks))
         for chunk in replica.chunks:
             chunk.accumulate = self.accumulate
-        device = self._buffers[0].gradient.device if self._buffers else torch.device("cpu")
+        device = next((one.device for one in replica.chunks[0].parameters()), torch.device("cpu"))
         self._method = method
         sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
         self._keys = [
@@ -321,7 +321,8 @@ class ExactGradients:
         rank keeps. Collective in the group."""
         self._settle()
         self._strike()
-        self._expected = torch.cat([self._checksums(number) for number in range(len(self._buffers))])
+        if self._buffers:  # else all is frozen here
+            self._expected = torch.cat([self._checksums(number) for number in range(len(self._buffers))])
         self._given = tuple(buffer.sum.over_ranks() for buffer in self._buffers)
         return list(self._given)
 

@@ -25,7 +25,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.rows import RowCut
 from spare_megatron.config.stage_cut import LayerPlace, StageCut
 from spare_megatron.megatron_adapter.model.global_names import global_names, unwrapped
-from spare_megatron.megatron_adapter.model.tied_head import PlainBuffer, TiedHead
+from spare_megatron.megatron_adapter.model.tied_head import PlainBuffer, TiedHead, tied_weight
 
 _LAYER = re.compile(r"^(decoder\.layers\.)(\d+)(\..*)$")
 _COUNTS = ".local_tokens_per_expert"
@@ -79,6 +79,7 @@ def rows_of_replica(
     found = {row: Row() for row in rows}
     of_chunk: dict[torch.nn.Parameter, int] = {}
     places, ends = home_places(chunks, config, cut.home), (0, cut.number - 1)
+    tied = tied_weight(list(chunks))
     for number, (chunk, names) in enumerate(zip(chunks, global_names(chunks), strict=True)):
         model = unwrapped(chunk)
         parameters, others = dict(model.named_parameters()), dict(model.named_buffers())
@@ -90,11 +91,12 @@ def rows_of_replica(
                 of_chunk[parameters[name]] = place.chunk
             if name.endswith(_COUNTS):
                 row.counts.append(others[name])
-            if head is not None and parameters.get(name) is head.weight:
+            if tied is not None and parameters.get(name) is tied:
                 last, at = found[ends[1]], (cut.home.chunks or 1) - 1
-                last.tensors.append(RowTensor(at, head.name, number, name, head.name))
-                last.parameters[head.parameter] = head.weight
-                of_chunk[head.parameter] = at
+                last.tensors.append(RowTensor(at, TiedHead.name, number, name, TiedHead.name))
+                if head is not None:  # else it is frozen
+                    last.parameters[head.parameter] = head.weight
+                    of_chunk[head.parameter] = at
     for row in found.values():
         row.tensors.sort()
     _divide_buffers(chunks, list(found.values()), head, of_chunk)

@@ -58,8 +58,8 @@ class TiedHead:
         self.parameter.register_post_accumulate_grad_hook(added)
 
 
-def tied_head(chunks: list[Any]) -> TiedHead | None:
-    """That of a rank whose one chunk has both uses of a tied weight; None for all others."""
+def tied_weight(chunks: list[Any]) -> torch.nn.Parameter | None:
+    """The weight of which a rank's one chunk has both uses; None on all other ranks."""
     model = unwrapped(chunks[0])
     both = getattr(model, "pre_process", False) and getattr(model, "post_process", False)
     head = getattr(model, "output_layer", None)
@@ -69,4 +69,14 @@ def tied_head(chunks: list[Any]) -> TiedHead | None:
     if not getattr(model, "share_embeddings_and_output_weights", False) or getattr(config, "mtp_num_layers", None):
         return None
     shared: Any = model.shared_embedding_or_output_weight
-    return TiedHead(chunks[0], head, shared())
+    weight: torch.nn.Parameter = shared()
+    return weight
+
+
+def tied_head(chunks: list[Any]) -> TiedHead | None:
+    """That of :func:`tied_weight`, where there is one that is trained."""
+    weight = tied_weight(chunks)
+    if weight is None or not weight.requires_grad:
+        return None
+    head: Any = unwrapped(chunks[0])
+    return TiedHead(chunks[0], head.output_layer, weight)

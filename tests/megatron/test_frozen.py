@@ -1,0 +1,104 @@
+"""Exact sums where parameters are frozen: all of a stage, or tied embeddings. The weights do not depend on the number
+of stages, and a group in a smaller shape has home's rows."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tests.megatron import toy
+from tests.megatron.test_parity import case
+from tests.spawn import run_ranks
+
+pytestmark = pytest.mark.timeout(120)
+
+FROZEN = {
+    "the first stage": r"embedding|output_layer|layers\.[01]\.",
+    "tied embeddings": r"word_embeddings|output_layer",
+    "all but a norm": r"^(?!decoder.final)",
+}
+STEPS = 2
+HOME = {"reduce": "exact", "groups": 1, "global_batch_size": 4, "steps": STEPS, "optimizer": {"clip_grad": 0.05}}
+
+
+def worker(rank: int, store: Any, _: None) -> dict[str, Any]:
+    """Row by row the checksums of the sums, and the weights by their names, of each case and number of stages."""
+    from torch.distributed import PrefixStore
+
+    found = {}
+    for kind, pattern in FROZEN.items():
+        for stages in (2, 1):
+            if rank < stages:
+                place = PrefixStore(f"{kind} {stages}", store)
+                found[f"{kind}, {stages}"] = trained(case(pipeline=stages, **HOME), pattern, rank, place)
+    return found
+
+
+def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dict[str, Any]:
+    from spare_megatron.config.rows import RowCut
+    from spare_megatron.config.stage_cut import StageCut
+    from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
+    from spare_megatron.megatron_adapter.model import world as group_world
+    from spare_megatron.megatron_adapter.model.global_names import parameter_names
+    from spare_megatron.megatron_adapter.model.replica import build_replica, default_model_provider, transformer_config
+    from tests.megatron import groups
+
+    settings, shape = groups.settings_of(one), groups.shape_of(one)
+    world = group_world.init_group_world(shape, position, store, timeout_s=60.0)
+    provide = default_model_provider(settings, transformer_config(settings, shape))
+    replica = build_replica(settings, world, lambda *a, **named: frozen(provide(*a, **named), pattern))
+    names = parameter_names(replica.chunks)
+    for parameter, name in names.items():
+        of_name = torch.Generator().manual_seed(
+            zlib.crc32(name.replace("output_layer", "embedding.word_embeddings").encode())
+        )
+        parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=of_name))
+    cut = RowCut(StageCut(toy.TRANSFORMER["num_layers"], 2), (1,))
+    rows = tuple(range(cut.number)) if shape.pipeline == 1 else ()
+    forward = partial(toy.forward_step, convention=one["convention"])
+    engine = MegatronEngine(
+        replica, world, forward, groups.source_of(shape, 0), method=one["reduce"], rows=rows, cut=cut
+    )
+    try:
+        sums = []
+        for step in range(1, STEPS + 1):
+            engine.begin_step(step)
+            engine.run(step, groups.run_of(groups.dealt(one, 0)[0]))
+            tensors = [tensor.clone() for tensor in engine.local_sum()]
+            sums.append([zlib.crc32(tensor.numpy().tobytes()) for tensor in tensors if tensor.numel()])
+            results, rest = list[torch.Tensor](), list(tensors)
+            for row in engine.rows():
+                results += groups.results_of(row.conversion(), rest[: row.sums])
+                del rest[: row.sums]
+            engine.apply(step, results, engine.scalars())
+        weights = {name: zlib.crc32(parameter.detach().numpy().tobytes()) for parameter, name in names.items()}
+        begin = [row.state_tensors() for row in engine.rows()]
+        return {"sums": sums, "weights": weights, "state": [sorted(tensors) for tensors in begin]}
+    finally:
+        group_world.destroy()
+
+
+def frozen(model: torch.nn.Module, pattern: str) -> torch.nn.Module:
+    """With the parameters whose names in the whole model have the pattern."""
+    first = model.decoder.layers[0].layer_number - 1  # type: ignore[union-attr,index]
+    for name, one in model.named_parameters():
+        whole = re.sub(r"layers\.(\d+)", lambda found: f"layers.{first + int(found[1])}", name)
+        one.requires_grad_(re.search(pattern, whole) is None)
+    return model
+
+
+def test_what_is_frozen_changes_neither_sums_nor_shapes() -> None:
+    first, second = run_ranks("tests.megatron.test_frozen:worker", [None] * 2)
+    for kind in FROZEN:
+        home, smaller = (first[f"{kind}, 2"], second[f"{kind}, 2"]), first[f"{kind}, 1"]
+        together = {**home[1]["weights"], **home[0]["weights"]}
+        shared = "output_layer.weight"
+        assert together.pop(shared, None) in (None, together["embedding.word_embeddings.weight"])
+        assert smaller["weights"] == together, kind
+        assert smaller["sums"] == [a + b for a, b in zip(home[0]["sums"], home[1]["sums"], strict=True)], kind
+        assert smaller["state"] == home[0]["state"] + home[1]["state"], kind

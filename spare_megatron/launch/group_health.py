@@ -52,7 +52,7 @@ class GroupHealth:
         a group of fewer ``ranks``; None where nothing is. Raises OSError where no check can be started."""
         size = self._launch.group_size if ranks is None else ranks
         device = slot * self._launch.group_size + first
-        over, needs = threading.Event(), self._needs(range(device, device + size))
+        over, needs = threading.Event(), self._needs(range(device, device + size), group)
         environ = {"SPARE_GROUP": str(group)} if group is not None else {}
         environ |= {"SPARE_GROUP_SIZE": str(size), "LOCAL_RANK": str(device)}
         try:
@@ -80,12 +80,14 @@ class GroupHealth:
         environ = {**self._launch.environ, "SPARE_RUN_DIR": str(self._launch.run_dir.path), **place}
         return run_command(command, limit_s, self._guard, over, environ=environ, receive_all=True)
 
-    def _needs(self, devices: Iterable[int]) -> HealthNeeds:
-        """Memory as the largest of the groups that live has, because all do the same."""
+    def _needs(self, devices: Iterable[int], group: int | None) -> HealthNeeds:
+        """Memory as the largest of the groups that live has, because all do the same; beside what ``group`` itself has,
+        where it still trains in a smaller shape, which is free once it has left."""
         launch = self._launch
-        others = [sum(map(own_memory_bytes, pids)) for pids in self._pids().values()]
+        living = {number: sum(map(own_memory_bytes, pids)) for number, pids in self._pids().items()}
+        whole = max([launch.group_size * MEMORY_FLOOR_BYTES, *living.values()])
         return HealthNeeds(
-            memory_bytes=max([launch.group_size * MEMORY_FLOOR_BYTES, *others]),
+            memory_bytes=whole - (0 if group is None else living.get(group, 0)),
             directories=(str(launch.run_dir.path), *((launch.flags.save_dir,) if launch.flags.save_dir else ())),
             devices=tuple(devices) if self._uses_cuda() else (),
         )

@@ -144,12 +144,13 @@ def test_a_group_needs_the_memory_of_one_that_lives(
 ) -> None:
     assert own_memory_bytes(os.getpid()) > 1 << 20
     needs = HealthNeeds(2 * group_health.MEMORY_FLOOR_BYTES, (str(tmp_path), "s"))
-    assert health(tmp_path, guard)._needs(1) == needs
+    assert health(tmp_path, guard)._needs(1, 1) == needs
     monkeypatch.setattr(group_health, "own_memory_bytes", lambda pid: pid << 50)
     found = fault(health(tmp_path, guard, pids=(2, 3)))
     assert found is not None
     assert found[0] == "memory"
     assert found[1].endswith(f"the group needs {5 << 20}.00")
+    assert asyncio.run(health(tmp_path, guard, pids=(2, 3)).fault(0, 0)) is None, "what it has will be free"
 
 
 def test_the_probe_looks_at_devices_where_the_ranks_use_cuda(

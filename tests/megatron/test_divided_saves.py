@@ -105,14 +105,14 @@ def test_groups_whose_ranks_divide_the_sums_go_on(tmp_path: Path) -> None:
     assert saved(tmp_path / "after")["iter_0000008"] == expected["iter_0000008"]
 
 
-def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, whole: dict[str, str]) -> None:
+def test_the_job_goes_on_from_its_checkpoint_after_a_wipe_out(tmp_path: Path, whole_saves: dict[str, str]) -> None:
     kills = ["sigkill:group=0,step=5,at=vote", "sigkill:group=1,step=5,at=vote"]
-    job = start(tmp_path, *DIVIDED, inject=kills, size=2)
+    job = start(tmp_path, *DIVIDED, inject=kills)
     job.wait_for("the end", lambda: job.process.poll() is not None, 200)
     shown = (job.run_dir / "launch.out").read_text()
     assert re.search(r"no copy is left of state shard \d", shown)
     job.finish(timeout_s=200)
-    assert saved(tmp_path)["iter_0000008"] == whole["iter_0000008"]
+    assert saved(tmp_path)["iter_0000008"] == whole_saves["iter_0000008"]
 
 
 def test_weights_in_fp32(tmp_path: Path) -> None:

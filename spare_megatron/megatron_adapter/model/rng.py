@@ -3,8 +3,8 @@
 Dropout and router jitter must give the same numbers for a piece whichever group computes it, in whatever order, and
 however the layers are split over stages. So every generator state is set to a hash of (seed, step, global microbatch
 index, place, context-parallel rank, and for some states other ranks) where the forward pass comes to a place: the
-embedding, a layer by its number in the model, a layer of multi-token prediction, the output layer. What a user's model
-draws before its stage comes to the first of these has the stage as its place.
+embedding, a layer by its number in the model, a layer of multi-token prediction, the output layer. The user's forward
+step begins with the same states on every stage, which are those of the microbatch alone.
 
 megatron-core saves all states before what it recomputes, and restores them in the backward pass. Which microbatch is
 computed is one of them, so a layer finds its states again when it is recomputed, also where several are saved as one.
@@ -88,7 +88,6 @@ def seed_start(seed: int, pipeline_rank: int) -> None:
 class RankKeys:
     """The coordinates of this rank that generator states depend on."""
 
-    pipeline: int
     context: int
     tensor: int
     expert: int
@@ -112,13 +111,13 @@ _WITHIN = -1
 """Of these numbers the one that says which layer of multi-token prediction has begun, 0 where none has."""
 
 
-def set_piece_states(seed: int, step: int, microbatch: int, chunk: int, keys: RankKeys) -> None:
-    """Set the default state and the tracker's states where one microbatch begins on a model chunk of this rank.
+def set_piece_states(seed: int, step: int, microbatch: int, keys: RankKeys) -> None:
+    """Set the default state and the tracker's states where one microbatch begins on a model chunk of any stage.
 
     ``microbatch`` is the index (j * N + i) * D + d of the microbatch in the step's global batch.
     """
     piece = (seed, step, microbatch, keys.context, keys.tensor, keys.expert, keys.expert_tensor, 0)
-    _set_states(torch.tensor(piece), "stage", keys.pipeline, chunk)
+    _set_states(torch.tensor(piece), "forward step", 0)
 
 
 def set_states_by_layer(model: torch.nn.Module) -> None:
@@ -165,9 +164,9 @@ def _at(module: torch.nn.Module, place: str, number: int) -> None:
     module.register_forward_pre_hook(begins)
 
 
-def _set_states(piece: torch.Tensor, *place: int | str) -> None:
+def _set_states(piece: torch.Tensor, place: str, number: int) -> None:
     seed, step, microbatch, context, tensor, expert, expert_tensor, _ = piece.tolist()
-    shared = (seed, step, microbatch, *place, context)
+    shared = (seed, step, microbatch, place, number, context)
     default = state_seed("default", *shared)
     on_cuda = _on_cuda()
     # torch.manual_seed would seed every device type, and costs 95 us instead of 1.

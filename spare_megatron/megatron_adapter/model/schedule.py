@@ -208,7 +208,7 @@ class PieceRun:
         self._started[chunk] += 1
         if chunk == 0 and which.begins_piece and not which.is_pad:
             self._tell("audit" if which.is_audit else "forward", which.n)
-        self._set_states(which.microbatch, chunk)
+        self._set_states(which.microbatch)
         counts = self._routing_counts(model) if which.is_pad or which.is_audit else []
         taken_prediction_losses()  # of a microbatch whose loss was never asked for
         output, loss_function = self.forward_step(data_iterator, model, *args, **kwargs)
@@ -222,18 +222,17 @@ class PieceRun:
         if self.on_piece is not None:
             self.on_piece(phase, n)
 
-    def _set_states(self, number: int, chunk: int) -> None:
+    def _set_states(self, number: int) -> None:
         shape, world = self.world.shape, self.world
         shard, j = divmod(number, shape.microbatches_per_shard)
         microbatch = (j * shape.num_groups + shard) * shape.inner_data + world.data_rank
         keys = rng.RankKeys(
-            pipeline=world.pipeline_rank,
             context=world.context_rank,
             tensor=world.tensor_rank,
             expert=world.expert_rank,
             expert_tensor=world.expert_tensor_rank,
         )
-        rng.set_piece_states(self.replica.settings.seed, self.step, microbatch, chunk, keys)
+        rng.set_piece_states(self.replica.settings.seed, self.step, microbatch, keys)
 
     def _wrap_loss(self, loss_function: Any, which: _Which) -> Any:
         if loss_function is None:

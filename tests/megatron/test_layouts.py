@@ -19,6 +19,7 @@ import torch.distributed as dist
 from spare_megatron.exact_sum.gradient_norm import gradient_norm
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.megatron_adapter.model.global_names import global_names, parameter_names
+from spare_megatron.megatron_adapter.shims import install_cpu_shims
 from tests.megatron import toy
 from tests.megatron.test_parity import case
 from tests.spawn import run_ranks
@@ -167,6 +168,47 @@ def test_names_are_those_of_the_whole_model() -> None:
     plain = [stage(1), stage(1)]
     assert list(global_names(plain)[1].values()) == [f"decoder.layers.{n}.weight of chunk 1" for n in (0, 1)]
     assert len(set(parameter_names(plain).values())) == 4
+
+
+@pytest.mark.filterwarnings("ignore:full scope is deprecated")
+def test_layers_of_any_class_draw_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of megatron-core's state-space models, which are no transformer layers, as two stages and as one."""
+    install_cpu_shims()
+    from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+    from megatron.core.ssm.mamba_layer import MambaLayer, MambaLayerSubmodules
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from spare_megatron.megatron_adapter.model import rng
+
+    class Mixer(torch.nn.Module):
+        """In the place of one that needs a GPU."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def forward(self, given: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+            return given * 0.5, None
+
+    monkeypatch.setattr(rng.core_random, "_CUDA_RNG_STATE_TRACKER", rng.core_random.CudaRNGStatesTracker())
+    monkeypatch.setattr(rng.core_random, "initialize_rng_tracker", lambda *_: None)
+    config = TransformerConfig(
+        num_layers=4, hidden_size=8, num_attention_heads=2, hidden_dropout=0.5, bias_dropout_fusion=False
+    )
+    parts = MambaLayerSubmodules(mixer=Mixer, mamba_bda=get_bias_dropout_add)
+
+    def trained(*stages: range) -> torch.Tensor:
+        hidden = torch.ones(4, 1, 8)
+        for numbers in stages:
+            layers = [MambaLayer(config, parts, layer_number=one, pg_collection=object()) for one in numbers]
+            model = torch.nn.Sequential(*layers)
+            rng.set_states_by_layer(model)
+            rng.set_piece_states(1, 1, 0, rng.RankKeys(0, 0, 0, 0))
+            hidden = model(hidden)
+        return hidden
+
+    whole = trained(range(1, 5))
+    assert torch.equal(whole, trained(range(1, 3), range(3, 5)))
+    assert not torch.equal(whole, trained(range(1, 3), range(1, 3))), "each layer has numbers of its own"
 
 
 def norms(rank: int, store: dist.Store, ranks: int) -> list[float]:

@@ -126,10 +126,6 @@ def set_states_by_layer(model: torch.nn.Module) -> None:
 
     Raises ConfigError where the provider has made another tracker than megatron-core's own: the states of
     transformer-engine's, and of one for CUDA graphs, are generators, which are not set from numbers."""
-    from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
-    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
-    from megatron.core.transformer.transformer_layer import BaseTransformerLayer
-
     tracker = core_random.get_cuda_rng_tracker()
     if type(tracker) is not core_random.CudaRNGStatesTracker or tracker.use_cudagraphable_rng:
         raise ConfigError(
@@ -137,16 +133,28 @@ def set_states_by_layer(model: torch.nn.Module) -> None:
             "megatron-core's usual one, whose states are set for each piece; leave out te_rng_tracker, "
             "use_cudagraphable_rng and inference_rng_tracker"
         )
-    for module in model.modules():
-        if isinstance(module, MultiTokenPredictionLayer):
-            _at(module, "prediction", module.layer_number)
-        elif isinstance(module, BaseTransformerLayer):
-            _at(module, "layer", module.layer_number)
-        elif isinstance(module, LanguageModelEmbedding):
-            _at(module, "embedding", 0)
+    _find_places(model)
     head = getattr(model, "output_layer", None)
     if isinstance(head, torch.nn.Module):
         _at(head, "head", 0)
+
+
+def _find_places(module: torch.nn.Module) -> None:
+    """Set the states at the places inside ``module``: what has a number in the model is a layer, of whatever class, and
+    all that is inside a layer goes on with the layer's states."""
+    from megatron.core.models.common.embeddings.language_model_embedding import LanguageModelEmbedding
+    from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionLayer
+
+    for part in module.children():
+        number = getattr(part, "layer_number", None)
+        if isinstance(part, MultiTokenPredictionLayer):
+            _at(part, "prediction", part.layer_number)
+        elif isinstance(number, int):
+            _at(part, "layer", number)
+            continue
+        elif isinstance(part, LanguageModelEmbedding):
+            _at(part, "embedding", 0)
+        _find_places(part)
 
 
 def _at(module: torch.nn.Module, place: str, number: int) -> None:

@@ -24,7 +24,6 @@ from spare_megatron.megatron_adapter.shims import install_cpu_shims
 
 install_cpu_shims()
 
-from megatron.core.distributed import finalize_model_grads
 from megatron.core.optimizer_param_scheduler import get_canonical_lr_for_logging
 
 from spare_megatron import kernels
@@ -35,6 +34,7 @@ from spare_megatron.exact_sum.sum_conversion import SumConversion
 from spare_megatron.megatron_adapter.checkpoint.optimizer_gather import count_updates, counted_updates
 from spare_megatron.megatron_adapter.model.exact import FORMATS, ExactGradients, flip_bit
 from spare_megatron.megatron_adapter.model.exact_rows import ExactRows
+from spare_megatron.megatron_adapter.model.finalized_gradients import finalize_gradients
 from spare_megatron.megatron_adapter.model.gradient_overlap import Outflow, gradient_buffers
 from spare_megatron.megatron_adapter.model.group_sum import GroupSum, parts_of
 from spare_megatron.megatron_adapter.model.home_rows import rows_of_replica
@@ -331,7 +331,8 @@ class MegatronEngine(RowState):
         loss_scale = float(replica.optimizer.get_loss_scale().item())
         updated, grad_norm, zeros = False, None, None
         if self._take_gradients(step, gradients, scalars):
-            finalize_model_grads(list(replica.chunks), None)
+            # two addends have one order
+            finalize_gradients(replica.chunks, one_by_one=self.exact is not None and self.world.shape.tensor > 2)
             before = counted_updates(replica.optimizer)
             updated, grad_norm, zeros = replica.optimizer.step()
             count_updates(replica.optimizer, before + bool(updated))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -133,6 +134,40 @@ def test_the_bits_do_not_depend_on_the_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_bits_of_no_model_depend_on_the_layout(tmp_path: Path, model: str) -> None:
     compare(tmp_path, layouts(MODELS[model], FULL), 6)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_the_bits_of_four_tensor_parallel_ranks_do_not_depend_on_the_layout(tmp_path: Path) -> None:
+    norms = {"sequence_parallel": True, "qk_layernorm": True}
+    compare(tmp_path, layouts({"tensor": 4, "transformer": norms}, {"PP1": {}, "PP2": {"pipeline": 2}}), 8)
+
+
+def shared_gradients(rank: int, store: dist.Store, _: None) -> list[list[float]]:
+    """Gradients of norms that three tensor-parallel ranks have added, of both layers on one stage and on two."""
+    install_cpu_shims()
+    from spare_megatron.megatron_adapter.model.finalized_gradients import add_one_by_one
+
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    config, found = SimpleNamespace(sequence_parallel=True, qk_layernorm=False), []
+    for stages in ([(1, 2)], [(1,), (2,)]):
+        norms = {number: torch.nn.LayerNorm(50) for stage in stages for number in stage}
+        for number, norm in norms.items():
+            for parameter in norm.parameters():
+                random = torch.Generator().manual_seed(10 * number + rank)
+                parameter.main_grad, parameter.sequence_parallel = torch.randn(50, generator=random), True
+        for stage in stages:
+            chunk = torch.nn.ModuleList([norms[number] for number in stage])
+            chunk.ddp_config = SimpleNamespace(use_megatron_fsdp=False)
+            add_one_by_one([chunk], config, dist.group.WORLD)
+        found.append([one for norm in norms.values() for one in norm.weight.main_grad.tolist()])
+    dist.destroy_process_group()
+    return found
+
+
+def test_a_gradient_that_ranks_share_does_not_depend_on_the_others_of_its_stage() -> None:
+    one, other = run_ranks("tests.megatron.test_layouts:shared_gradients", [None] * 3)[0]
+    assert one == other
 
 
 class Numbered(torch.nn.Linear):

@@ -36,9 +36,9 @@ class Ballots:
             return None
         return self.last[0].result.at
 
-    def add(self, row: int, reduced: Reduced) -> tuple[Vote, VoteFigures] | None:
-        """Add the result of one row; returns the group's vote if this result decides it. Results of an older
-        (epoch, step) are dropped."""
+    def add(self, row: int, reduced: Reduced, position: int | None = None) -> tuple[Vote, VoteFigures] | None:
+        """Add the result of one row, of the rank at ``position`` (None: with the row's number); returns the group's
+        vote if this result decides it. Results of an older (epoch, step) are dropped."""
         result = reduced.result
         at = (result.epoch, result.step)
         if at < self._at:
@@ -49,7 +49,8 @@ class Ballots:
             return None
         self._reduced[row] = reduced
         if not result.ok:
-            detail = f"rank {row}: {result.detail or 'no reason given'}"
+            rank = row if position is None else position
+            detail = f"rank {rank}: {result.detail or 'no reason given'}"
             return self._vote(False, detail, result.links, result.corrupt)
         if len(self._reduced) < self._size:
             return None

@@ -324,7 +324,7 @@ class Leader:
     def _receive(self, position: int, report: RankReport) -> None:
         """Take one rank's report; the group's is sent to the coordinator once this one decides it."""
         if isinstance(report, Reduced):
-            ballot = self._ballots.add(report.row, report)
+            ballot = self._ballots.add(report.row, report, position)
             if ballot is not None:
                 self._stream.send(self._ballot(*ballot))
         elif isinstance(report, StepReport):

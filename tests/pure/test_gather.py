@@ -60,6 +60,12 @@ def test_one_failure_is_the_groups_at_once() -> None:
     assert ballots.held is None
 
 
+def test_a_rank_with_several_rows_is_named_by_its_position() -> None:
+    ballot = Ballots(0, 0, 3).add(2, unlike(ok=False, detail="no answer"), 1)
+    assert ballot is not None
+    assert ballot[0].result.detail == "rank 1: no answer"
+
+
 def test_ranks_with_different_pieces_cannot_vote_ok() -> None:
     ballots = Ballots(0, 0, 2)
     ballots.add(0, OK)

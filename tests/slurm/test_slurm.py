@@ -79,6 +79,7 @@ def job_attempts(job: SlurmJob) -> list[tuple[int, int]]:
     return [(line["life"], line["step"]) for line in job.metrics]
 
 
+@pytest.mark.full  # the batch host dies below
 def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: Cluster, tmp_path: Path) -> None:
     """One after the other, each with a group of ranks; the coordinator's is the batch script's more often than not."""
     job = submit(cluster, tmp_path, (*ONE_RANK, "--redundancy", "4", "--quick-once", str(tmp_path / QUICK)), ranks=1)
@@ -144,23 +145,31 @@ def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_qu
 
 
 def test_the_batch_host_dies_while_a_spare_node_takes_a_group(cluster: Cluster, tmp_path: Path) -> None:
-    """With it go a group, the coordinator more often than not, and the command that starts the group on the spare."""
-    words = until_reported("--redundancy", "3", groups=3)
-    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=4, ranks=1)
+    """With it go a group, the coordinator more often than not, and the command that starts the group on the spare. The
+    others train to the end, and a coordinator ends the Slurm job."""
+    steps, quick = 600, tmp_path / QUICK
+    flags = ("--redundancy", "3", "--steps", str(steps), "--quick-once", str(quick))
+    job = submit(cluster, tmp_path, until_reported(*flags, groups=3), shipped="spare_node.sbatch", nodes=4, ranks=1)
     job.until_step(4)
-    before = job.ranks()
+    before, fencing = job.ranks(), job.fencing()
+    led = job.coordinator_node() == "n1"
     cluster.kill_node("n3")
     job.until("the move", lambda: "group 2 moves from n3 to the spare node n4" in job.output.read_text(), timeout_s=200)
     cluster.kill_node("n1")
     job.until("the loss is masked", lambda: "0" not in live(job))
     job.until_step(job.metrics[-1]["step"] + 3)
     assert job.ranks()[1] == before[1]
-    cluster.call("scancel", "--signal=TERM", job.id)
-    job.until("the job left", lambda: job.run_dir.summary.exists())
-    assert job.until_ended()["Restarts"] == "0", job.report()
-    job.check_every_step_once(job.metrics[-1]["step"])
+    assert job.coordinator_node() != "n1"
+    assert job.fencing() >= fencing + led
+    quick.touch()
+    job.until("the summary", job.run_dir.summary.exists, timeout_s=120)
+    job.check_every_step_once(steps)
     summary = json.loads(job.run_dir.summary.read_text())
-    assert (summary["lives"], summary["steps_lost"], summary["wipe_outs"]) == (1, 0, 0)
+    found = (summary["outcome"], summary["lives"], summary["steps_lost"], summary["wipe_outs"])
+    assert found == ("finished", 1, 0, 0)
+    reported = job.until_ended()
+    assert (reported["JobState"], reported["Restarts"]) in [("CANCELLED", "0"), ("COMPLETING", "0")], job.report()
+    assert "this coordinator ends the Slurm job" in job.run_dir.coordinator_log.read_text()
     check_voted(job.run_dir.journal, groups=3)
 
 

@@ -8,6 +8,9 @@ The state must be a function of the committed steps. Then it is equal at one ran
 not depend on failures. It may change in ``after_step`` only. Every rank, a learner's too, calls this once for each step
 that it applies, in order. Votes compare the state as they compare the weights (docs/protocol.md, rule 12). So a state
 that depends on anything else, such as pieces or seconds, is found in its first step and named.
+
+A rank of a smaller shape (``--spare-shapes``) has one object where the ranks of several positions have one each. So
+there the state must also be equal at all positions. A group that would learn states that differ is refused.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ log = logging.getLogger(__name__)
 
 _KEY = "carried"
 """Under which the states stand in an engine's values, and in what a checkpoint keeps of a rank."""
+_SHOWN = 60
+"""The most characters of a state in a message."""
 
 
 @runtime_checkable
@@ -71,6 +76,8 @@ class CarryingEngine(PassThrough):
     """A step engine whose state includes that of ``owners``. Raises ConfigError where one of them is not JSON."""
 
     owners: Mapping[str, CarriesState]
+    others: dict[tuple[int, str], Any] | None = None
+    """(step, owner) -> the state that other rows of the rank have adopted: an owner has one, whatever row it comes with."""
 
     def __post_init__(self) -> None:
         self._states()
@@ -79,7 +86,8 @@ class CarryingEngine(PassThrough):
         """The engine's rows, each with the owners' states: a rank has them whole, whatever its shape."""
         if is_row(self.engine):
             return (self,)
-        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners) for row in rows_of(self.engine)]
+        others: dict[tuple[int, str], Any] = {}
+        return [CarryingEngine(cast(EvaluatesPieces, row), self.owners, others) for row in rows_of(self.engine)]
 
     def apply(self, step: int, reduced: Sequence[torch.Tensor], scalars: Mapping[str, float]) -> Mapping[str, Any]:
         """Apply the engine's update, then tell the owners; returns the engine's report."""
@@ -112,10 +120,18 @@ class CarryingEngine(PassThrough):
         return {**super().state_values(), _KEY: self._states()}
 
     def adopt_state(self, step: int, values: Mapping[str, Any]) -> None:
-        """Have the engine and the owners take over another rank's state."""
+        """Have the engine and the owners take over another rank's state. Raises ConfigError where another row of this
+        rank has come with another state of an owner."""
         super().adopt_state(step, values)
         for name, owner in self.owners.items():
-            owner.load_state_dict(values[_KEY][name])
+            state = values[_KEY][name]
+            if self.others is not None and self.others.setdefault((step, name), state) != state:
+                raise ConfigError(
+                    f"the state of {name!r} (carry_state) is not the same on the pipeline stages that this rank has in "
+                    f"the smaller shape: {_shown(self.others[step, name])} and {_shown(state)} after step {step}; let it be "
+                    "the same on all ranks, or leave --spare-shapes out"
+                )
+            owner.load_state_dict(state)
 
     def with_states(self, rank_state: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
         """What a checkpoint keeps of this rank: ``rank_state``, and the owners' states where there are owners."""
@@ -140,6 +156,12 @@ class CarryingEngine(PassThrough):
     def _states(self) -> dict[str, Any]:
         """Name -> a copy of the owner's state."""
         return {name: _plain(name, owner.state_dict(), "") for name, owner in self.owners.items()}
+
+
+def _shown(state: Any) -> str:
+    """A state in a message."""
+    words = json.dumps(state, sort_keys=True)
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
 def _plain(name: str, value: Any, where: str) -> Any:

@@ -62,6 +62,30 @@ def test_another_rank_goes_on_from_the_state() -> None:
     assert other.weights_digest() == one.weights_digest()
 
 
+class TwoRows(ToyEngine):
+    """A rank with the rows of two pipeline stages."""
+
+    def rows(self) -> list[ToyEngine]:
+        return [engine(), engine()]
+
+
+def test_the_rows_of_a_rank_must_come_with_one_state() -> None:
+    counter = Counter()
+    one = CarryingEngine(TwoRows(0, 1, 1, 1, 0.0), {"counter": counter})  # type: ignore[arg-type]
+    theirs, other = trained(3)
+    first = theirs.state_values()
+    other.extra = "another"
+    second = theirs.state_values()
+    for values in (first, second):  # two offers, one after the other
+        for row in one.rows():
+            row.adopt_state(3, values)
+    assert counter.extra == "another"
+    row, last = one.rows()
+    row.adopt_state(3, first)
+    with pytest.raises(ConfigError, match=r"of 'counter' \(carry_state\) .*null.* and .*another.* after step 3; let"):
+        last.adopt_state(3, second)
+
+
 def test_what_an_engine_compares_beside_its_weights_stays_a_part_of_the_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     one, _ = trained(1)
     alone = one.weights_digest()

@@ -10,6 +10,14 @@ from spare_megatron.launch.group_restarts import pause_s
 from spare_megatron.runtime.disk import words
 
 
+async def found(fault: Callable[[], Awaitable[HealthFault | None]]) -> HealthFault | None:
+    """What a look at a host finds; one that cannot be made is a fault too."""
+    try:
+        return await fault()
+    except OSError as error:
+        return HealthFault("probe", f"the check cannot be started: {words(error)}")
+
+
 async def until_fit(
     fault: Callable[[], Awaitable[HealthFault | None]],
     who: str,
@@ -23,19 +31,16 @@ async def until_fit(
     host. A fault is reported when it is new, not each time that it is found; ``who`` begins the sentence."""
     reported, looks = "", 0
     while True:
-        try:
-            found = await fault()
-        except OSError as error:
-            found = HealthFault("probe", f"the check cannot be started: {words(error)}")
+        wrong = await found(fault)
         if not await goes_on():
             return False
-        if found is None:
+        if wrong is None:
             return True
         looks += 1
-        if found.kind != reported:
-            reported = found.kind
+        if wrong.kind != reported:
+            reported = wrong.kind
             announce(
-                f"{who} is not started again yet, {found.sentence}; looked at again in {pause_s(looks):g} s, and then "
+                f"{who} is not started again yet, {wrong.sentence}; looked at again in {pause_s(looks):g} s, and then "
                 "less and less often"
             )
         await pause(pause_s(looks))

@@ -20,6 +20,7 @@ from spare_megatron.config.job import JobDescription
 from spare_megatron.config.plural import counted
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.fit_host import found
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.protocol.codec import decode
@@ -68,7 +69,8 @@ class WayHome:
         reason, refusal = "all its devices are fit again", ""
         await asyncio.sleep(HOME_LOOK_S * (min(HOME_LOOKS_MOST, 2**ways) - 1))
         while self._is_left(start):
-            if await self._fault(start) is None and self._is_left(start) and self._can_be_asked(start.group):
+            fault = await found(lambda: self._fault(start))
+            if fault is None and self._is_left(start) and self._can_be_asked(start.group):
                 leaves(start)
                 answer = await self._drain(start.group, reason, undo=False)
                 if answer is None:

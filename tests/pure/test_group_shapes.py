@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -123,6 +124,20 @@ def test_a_group_goes_home_once_its_host_is_fit_and_it_is_a_member(
     assert host.asked == [GroupStart(2, 1, 1, 2)]
     assert looks > 4
     assert host.lines[-1] == "group 2 leaves with a commit, because all its devices are fit again"
+
+
+def test_a_look_that_cannot_be_made_is_not_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, host, faults = asyncio.sleep, Host(tmp_path, (2, 1), set()), [OSError(errno.EAGAIN, "no more processes")]
+
+    async def at_home(_: GroupStart) -> HealthFault | None:
+        if faults:
+            raise faults.pop()
+        return None
+
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", lambda _: real(0.005))
+    host.home = WayHome(at_home, cast(Any, host), host.run_dir, host.lines.append, host.here.__contains__)
+    goes_home(host)
+    assert host.drains == [False, True]
 
 
 def test_a_group_that_nothing_can_do_without_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -517,18 +517,20 @@ class RestartAnswer(_message.Message):
     def __init__(self, now: _Optional[bool] = ..., never: _Optional[bool] = ..., why: _Optional[str] = ..., highest_incarnation: _Optional[int] = ..., drained: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("groups", "hosts", "reason", "undo")
+    __slots__ = ("groups", "hosts", "reason", "undo", "for_now")
     groups: _containers.RepeatedScalarFieldContainer[int]
     hosts: _containers.RepeatedScalarFieldContainer[str]
     reason: str
     undo: bool
-    def __init__(self, groups: _Optional[_Iterable[int]] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
+    for_now: bool
+    def __init__(self, groups: _Optional[_Iterable[int]] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., undo: _Optional[bool] = ..., for_now: _Optional[bool] = ...) -> None: ...
 
 class DrainAnswer(_message.Message):
-    __slots__ = ("refusal", "groups")
+    __slots__ = ("refusal", "groups", "undecided")
     refusal: str
     groups: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ...) -> None: ...
+    undecided: bool
+    def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., undecided: _Optional[bool] = ...) -> None: ...
 
 class AgentReport(_message.Message):
     __slots__ = ("lent", "found", "checked", "ended", "leaves")

@@ -64,9 +64,12 @@ class RestartAnswers:
         if present is not None and present > incarnation:
             return pb.RestartAnswer(never=True, why=f"its incarnation {present} is there")
         # While the job forms nobody is a learner; where its exit is not known yet, its place is taken.
-        now, drained = state.phase == "running" and present is None, group in state.drained
-        highest = state.highest.get(group, -1)
-        return pb.RestartAnswer(now=now and not drained, highest_incarnation=highest, drained=now and drained)
+        free, lasting = state.phase == "running" and present is None, state.drained - state.drained_for_now
+        return pb.RestartAnswer(
+            now=free and group not in state.drained,
+            highest_incarnation=state.highest.get(group, -1),
+            drained=free and group in lasting,
+        )
 
 
 class DrainRequests:
@@ -85,7 +88,7 @@ class DrainRequests:
     async def answer(self, request: pb.DrainRequest, _: object) -> pb.DrainAnswer:
         """The handler of the call Drain."""
         if self._waits():
-            return pb.DrainAnswer(refusal="the coordinator decides nothing at the moment; try again")
+            return pb.DrainAnswer(refusal="the coordinator decides nothing at the moment; try again", undecided=True)
         state = self._state()
         meant = {group: state.highest[group] for group in state.drained} if request.undo else state.present
         at_hosts = self._addresses.groups_at(request.hosts, meant)
@@ -93,10 +96,10 @@ class DrainRequests:
             which = "drained group" if request.undo else "group that is there"
             return pb.DrainAnswer(refusal=f"no {which} has a rank at {request.hosts[0]}")
         groups = tuple(sorted({*request.groups, *at_hosts}))
-        event = DrainRequested(groups, request.reason, request.undo)
-        refused = refusal(state, event)
+        event = DrainRequested(groups, request.reason, request.undo, request.for_now)
+        refused, undecided = refusal(state, event), False
         if not refused:
             self._apply(event)
-            if self._waits():
+            if undecided := self._waits():
                 refused = "the request could not be written down yet; look at spare-status, and try again"
-        return pb.DrainAnswer(refusal=refused, groups=groups)
+        return pb.DrainAnswer(refusal=refused, groups=groups, undecided=undecided)

@@ -1,11 +1,11 @@
 """Calls the coordinator from processes that are no ranks: to report an exit, to ask it to stop, and whether a group
-may be started again."""
+may be started again; and that groups are to leave for now, to be started again elsewhere or in another shape."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 import grpc.aio
 
@@ -15,8 +15,30 @@ from spare_megatron.runtime.run_directory import RunDirectory
 
 TELL_S = 1.0
 """Time-out of one call of the coordinator, which is then repeated."""
+UNDECIDED_S = 1.0
+"""Time until a request is made again on which the coordinator could not decide."""
 ANSWER_S = 5.0
 """How long a coordinator that is asked to stop has to answer before it is asked in another way."""
+
+
+class Teller(Protocol):
+    """What calls the coordinator."""
+
+    async def tell(self, method: str, request: object, answer: Any) -> Any:
+        """See :meth:`CoordinatorClient.tell`."""
+
+
+async def drain_for_now(
+    client: Teller, groups: Sequence[int], reason: str, *, undo: bool = False
+) -> pb.DrainAnswer | None:
+    """Ask that groups leave with a commit, or (``undo``) take that back, until the coordinator has decided on it. None
+    when the job attempt was over first. What an operator asks for is not touched."""
+    request = pb.DrainRequest(groups=groups, reason=reason, undo=undo, for_now=True)
+    while True:
+        answer: pb.DrainAnswer | None = await client.tell("Drain", request, pb.DrainAnswer)
+        if answer is None or not answer.undecided:
+            return answer
+        await asyncio.sleep(UNDECIDED_S)
 
 
 class CoordinatorClient:

@@ -3,11 +3,11 @@
 Where the host is not fit for all ranks of a group, a smaller shape (:mod:`spare_megatron.config.rows`) needs fewer: it
 is taken if the host is fit for it, the largest one first, on the first or the last of the group's devices. Such a group
 computes more slowly. The host is looked at again every :data:`HOME_LOOK_S`; once it is fit for the home shape the group
-is drained, so that it leaves with a commit, and is started again at once. Where the group finds its host unfit all the
-same, it waits twice as long before the next attempt, so it does not go back and forth.
+is drained for now, so that it leaves with a commit, and is started again at once. Where the group finds its host unfit
+all the same, it waits twice as long before the next attempt, so it does not go back and forth.
 
 Promises: a group leaves its smaller shape only by a drain that others can do without, or by its own loss; it goes home
-in the end, if its host stays fit; a drain that the user has asked for is not taken back.
+in the end, if its host stays fit; a drain that an operator has asked for is not taken back, whenever that was.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from dataclasses import replace
 
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.plural import counted
-from spare_megatron.control_plane import control_pb2 as pb
-from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.coordinator_client import Teller, drain_for_now
 from spare_megatron.launch.fit_host import found
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
@@ -42,7 +41,7 @@ class WayHome:
     def __init__(
         self,
         fault: Fault,
-        client: CoordinatorClient,
+        client: Teller,
         run_dir: RunDirectory,
         announce: Callable[[str], None],
         is_left: Callable[[GroupStart], bool],
@@ -59,46 +58,50 @@ class WayHome:
     ) -> None:
         """While ``start`` is in a smaller shape, wait until its host is fit for the home shape, then have the group
         leave with a commit; ``leaves`` is called before, and whoever starts lost groups again does the rest. ``stays``
-        is called where others cannot do without the group; then it is asked again later."""
+        is called where others cannot do without the group, or an operator lets it stay; then it is asked again
+        later."""
         self._announce(
             f"group {start.group} is started with {counted(start.stages, 'pipeline stage')} until all its devices are "
             "fit"
         )
         left, ways = self._ways.get(start.group, (start.incarnation, 0))
         ways = ways if start.incarnation == left + 1 else 0
-        reason, refusal = "all its devices are fit again", ""
+        reported = ""
         await asyncio.sleep(HOME_LOOK_S * (min(HOME_LOOKS_MOST, 2**ways) - 1))
         while self._is_left(start):
             fault = await found(lambda: self._fault(start))
             if fault is None and self._is_left(start) and self._can_be_asked(start.group):
                 leaves(start)
-                answer = await self._drain(start.group, reason, undo=False)
-                if answer is None:
+                kept = await self._leave(start)
+                if not kept:
+                    self._ways[start.group] = start.incarnation, ways + 1
+                    await drain_for_now(self._client, [start.group], f"group {start.group} has left", undo=True)
                     return
-                if not answer.refusal:
-                    break
                 stays(start)
-                if answer.refusal != refusal:
-                    refusal = answer.refusal
-                    self._announce(f"group {start.group} stays as it is for now: {refusal}")
+                if kept != reported:
+                    reported = kept
+                    self._announce(f"group {start.group} stays as it is for now: {kept}")
             await asyncio.sleep(HOME_LOOK_S)
-        else:
-            return
-        self._ways[start.group] = start.incarnation, ways + 1
-        self._announce(f"group {start.group} leaves with a commit, because {reason}")
+
+    async def _leave(self, start: GroupStart) -> str:
+        """Have a group leave with a commit; why it stays, empty where it has left or the job is over."""
+        group, reason, seen = start.group, "all its devices are fit again", False
+        answer = await drain_for_now(self._client, [group], reason)
+        if answer is None or answer.refusal:
+            return "" if answer is None else answer.refusal
+        self._announce(f"group {group} leaves with a commit, because {reason}")
         while self._is_left(start):
+            free = self._can_be_asked(group)
+            if seen and free:
+                return "spare-drain --undo has taken back that it is to leave"
+            seen = seen or not free  # status.json may be older than the request
             await asyncio.sleep(LEAVE_LOOK_S)
-        await self._drain(start.group, reason, undo=True)
+        return ""
 
     def _can_be_asked(self, group: int) -> bool:
-        """Whether a group is a member, and the user has not asked it to leave."""
+        """Whether a group is a member, and nobody has asked it to leave."""
         status = glance(self._dir.status) or {}
         return str(group) in status.get("live", {}) and group not in status.get("drained", [])
-
-    async def _drain(self, group: int, reason: str, *, undo: bool) -> pb.DrainAnswer | None:
-        request = pb.DrainRequest(groups=[group], reason=reason, undo=undo)
-        answer: pb.DrainAnswer | None = await self._client.tell("Drain", request, pb.DrainAnswer)
-        return answer
 
 
 class GroupShapes:

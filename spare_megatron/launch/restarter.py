@@ -77,8 +77,8 @@ class RestartedJob:
     """Shows one line to the user."""
     is_left: Callable[[int], bool] = lambda group: False
     """Whether a group has processes."""
-    elsewhere: Callable[[GroupStart], bool] = lambda start: False
-    """Whether ``begin`` can start it on other machines than its own, and is to."""
+    has_room: Callable[[], bool] = lambda: False
+    """Whether ``begin`` could start a drained group on other machines than its own."""
 
 
 class Restarter:
@@ -208,7 +208,7 @@ class Restarter:
                 return None
             if answer.now:
                 return None if self._job.over() or not self._job.trains() else int(answer.highest_incarnation)
-            if answer.drained and (self._standbys.there or self._job.elsewhere(start)):
+            if answer.drained and (self._standbys.there or self._job.has_room()):
                 self._drained.add(start)
                 return int(answer.highest_incarnation)
             if answer.drained and not reported:

@@ -27,7 +27,7 @@ from spare_megatron.config.place import LENT_TO, POSITIONS, STAGES
 from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.attempt_report import LINES_SHOWN, tail
-from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.coordinator_client import CoordinatorClient, drain_for_now
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.group_shapes import WayHome, allowed_shapes
@@ -118,7 +118,7 @@ class SlurmGroups:
             fault=self._fault,
             begin=self._begin,
             announce=announce,
-            elsewhere=self._elsewhere,
+            has_room=lambda: self._places.has_room,
         )
         self._restarter = Restarter(restarted, client, memory, self._news)
         self._way_home = WayHome(
@@ -188,16 +188,6 @@ class SlurmGroups:
         finally:
             if start.group not in self._smaller:
                 self._places.waits_no_more(start.group)
-
-    def _elsewhere(self, start: GroupStart) -> bool:
-        """Whether a drained group may go on elsewhere. Where it is a lent node that leaves, the others of its nodes are
-        not to rest: its drain is taken back once it has left."""
-        mine = self._places.nodes_of(start.group)
-        return (
-            start not in self._asked
-            and self._places.has_room
-            and all(self._lent[node].usable for node in mine if node in self._lent)
-        )
 
     def _ended(self, start: GroupStart, status: int) -> None:
         """The ranks of a restart have ended, those of its step or on a lent node; ``status`` is their highest exit
@@ -423,13 +413,12 @@ class SlurmGroups:
         groups = sorted({start.group for start in node.starts})
         if groups and not self._over():
             reason = f"the lent node {node.name} is to leave ({why})"
-            answer = await self._client.tell("Drain", pb.DrainRequest(groups=groups, reason=reason), pb.DrainAnswer)
+            answer = await drain_for_now(self._client, groups, reason)
             if answer is not None and answer.refusal:
                 self._announce(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
             await node.until_empty()
             if not self._over():
-                request = pb.DrainRequest(groups=groups, reason=f"the lent node {node.name} has left", undo=True)
-                await self._client.tell("Drain", request, pb.DrainAnswer)
+                await drain_for_now(self._client, groups, f"the lent node {node.name} has left", undo=True)
 
     def lose(self, node: LentNode) -> None:
         """A lent node has left."""

@@ -2,7 +2,9 @@
 
 A group that is asked to leave finishes the step in flight. The request makes a new epoch of the same members, in which
 the steady-state assignment has nothing for it; so the commit of that step, in whose own record it leaves (voting),
-patches nothing. Where it is the last live host of a shard it stays until another one is there. Protocol rule 22.
+patches nothing. Where it is the last live host of a shard it stays until another one is there. The launcher asks too,
+for a group that is to be started again elsewhere: that is for now, and gives way to what an operator asks. Protocol
+rule 22.
 """
 
 from __future__ import annotations
@@ -21,7 +23,11 @@ def refusal(state: State, event: DrainRequested) -> str:
     """Why a request is refused, with what would be possible; empty where it is not."""
     if state.phase != "running":
         return f"nobody can be drained while the job is {state.phase}; wait until it trains"
-    known = state.drained if event.undo else frozenset(state.present)
+    if event.for_now and event.undo:
+        return ""
+    known = state.drained
+    if not event.undo:
+        known = frozenset(state.present) | (state.drained if event.for_now else state.drained_for_now)
     strange = sorted(set(event.groups) - known)
     if strange and not event.undo and state.drained.issuperset(strange):
         return f"{name_groups(strange)} {'has' if len(strange) == 1 else 'have'} been drained already"
@@ -30,7 +36,7 @@ def refusal(state: State, event: DrainRequested) -> str:
         who = name_groups(strange) + (" is not among them" if len(strange) == 1 else " are not among them")
         there = f"groups {', '.join(map(str, sorted(known)))}" if known else "no groups"
         return f"{there} {what}; {who if strange else 'name one of them'}"
-    if event.undo:
+    if event.undo or state.drained.issuperset(event.groups):
         return ""
     asked = replace(state, drained=state.drained | frozenset(event.groups))
     stuck = sorted(asked.drained.intersection(state.live) - leaving(asked, state.live))
@@ -43,20 +49,32 @@ def refusal(state: State, event: DrainRequested) -> str:
     return ""
 
 
+def wanted(state: State, event: DrainRequested) -> tuple[frozenset[int], frozenset[int]]:
+    """The groups that are to leave after a request, and those of them that are only for now. An operator takes over
+    what the launcher has asked for; the launcher neither takes over nor takes back what an operator has."""
+    groups, drained, for_now = frozenset(event.groups), state.drained, state.drained_for_now
+    if event.undo:
+        groups &= for_now if event.for_now else drained
+        return drained - groups, for_now - groups
+    return drained | groups, for_now | (groups - drained) if event.for_now else for_now - groups
+
+
 def requested(state: State, event: DrainRequested) -> Transition:
     """Groups are to leave with the next commit, or (``undo``) may stay or come back after all."""
     refused = refusal(state, event)
-    groups = frozenset(event.groups)
-    who = name_groups(sorted(groups))
     if refused:
         return ignore(state, f"{event.reason}: {refused}")
-    if not event.undo and groups <= state.drained:
-        return ignore(state, f"{event.reason}: {who} {'is' if len(groups) == 1 else 'are'} to leave already")
-    drained = state.drained - groups if event.undo else state.drained | groups
+    drained, for_now = wanted(state, event)
+    groups = drained ^ state.drained
+    who = name_groups(sorted(groups or event.groups))
+    if not groups:
+        are = "is" if len(event.groups) == 1 else "are"
+        known = f"{are} not to leave for now" if event.undo else f"{are} to leave already"
+        return ignore(replace(state, drained_for_now=for_now), f"{event.reason}: {who} {known}")
     learners = sorted(group for group in groups - state.live.keys() if group in state.learners and not event.undo)
     fences: list[Action] = [SendFenced(g, state.learners[g].incarnation, event.reason) for g in learners]
     staying = {group: known for group, known in state.learners.items() if group not in learners}
-    after = replace(state, drained=drained, learners=staying)
+    after = replace(state, drained=drained, drained_for_now=for_now, learners=staying)
     what = "need not leave any more" if event.undo else "is to leave" if len(groups) == 1 else "are to leave"
     why = f"{event.reason}: {who} {what}"
     if groups.isdisjoint(state.live):

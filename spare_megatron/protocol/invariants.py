@@ -44,6 +44,7 @@ def check(before: State, event: m.Event, after: State, decision: m.Decision) -> 
     _views(after, decision)
     _joiners(event, after)
     _offers(before, after, decision)
+    _drain_requests(before, event, after)
     _drained(before, after)
     _standing(before, after)
     if after.phase in ("running", "ending") and after.job.state_shards:
@@ -97,6 +98,19 @@ def _joiners(event: m.Event, after: State) -> None:
     waited = [g for g in after.joiners if not any(after.segments_of(g))]
     if waited:
         raise InvariantError(f"the grace of epoch {event.epoch} is over and joiners {sorted(waited)} are waited for")
+
+
+def _drain_requests(before: State, event: m.Event, after: State) -> None:
+    """The launcher takes no wish back but its own, and an operator's wish is the operator's (rule 22)."""
+    if not after.drained_for_now <= after.drained:
+        raise InvariantError(f"{sorted(after.drained_for_now)} are to leave for now, and not at all")
+    if not isinstance(event, m.DrainRequested) or (event.undo and not event.for_now):
+        return
+    before_it, lasting = before.drained - before.drained_for_now, after.drained - after.drained_for_now
+    if event.for_now and not before_it <= lasting:
+        raise InvariantError(f"of {sorted(before_it)}, which an operator has drained, some are so no more")
+    if not event.for_now and after.drained.issuperset(event.groups) and not lasting.issuperset(event.groups):
+        raise InvariantError(f"an operator has drained {event.groups}, and the launcher may take that back")
 
 
 def _drained(before: State, after: State) -> None:

@@ -29,6 +29,7 @@ def enter(state: State, event: m.Hello) -> Transition:
         after,
         learners={**after.learners, group: Learner(event.incarnation)},
         drained=after.drained - {group},
+        drained_for_now=after.drained_for_now - {group},
         highest={**after.highest, group: event.incarnation},
         process_nonces={**after.process_nonces, group: (event.incarnation, event.process_nonce)},
     )

@@ -381,13 +381,15 @@ class StopRequested:
 
 @dataclass(frozen=True)
 class DrainRequested:
-    """An operator wants groups to leave at the end of a step, or takes that wish back."""
+    """An operator, or the launcher, wants groups to leave at the end of a step, or takes that wish back."""
 
     groups: tuple[int, ...]
     reason: str
     """Who wants it, and what for."""
     undo: bool = False
     """They may stay, or be started again where they have left."""
+    for_now: bool = False
+    """The launcher wants it, which takes its own wish back once they have left, and nobody else's."""
 
 
 @dataclass(frozen=True)

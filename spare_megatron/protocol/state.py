@@ -207,6 +207,8 @@ class State:
     drained: frozenset[int] = frozenset()
     """Groups that an operator wants to be out: members of them leave with the next commit that can do without them,
     and no process of theirs is started until the wish is taken back, or another process has taken the place."""
+    drained_for_now: frozenset[int] = frozenset()
+    """Those of them that only the launcher wants to be out, which takes that back once they have left."""
     slowness: Mapping[int, int] = field(default_factory=dict)
     """Group -> how long a piece takes it, in sixteenths of a usual group's time, of the members that are slow for long
     (protocol.speeds)."""

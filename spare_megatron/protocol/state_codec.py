@@ -49,7 +49,7 @@ def decode_state(plain: Mapping[str, Any]) -> State:
         ValueError, KeyError, TypeError: these are not the values of a state.
     """
     table = [_decode_assignment(one) for one in plain["assignments"]]
-    plain = {"state_hosts": [], **plain}  # snapshots from before there were any
+    plain = {"state_hosts": [], "drained_for_now": [], **plain}  # snapshots from before there were any
     values = {name: of_plain(plain[_KEYS.get(name, name)]) for name, (_, of_plain) in _FIELDS.items()}
     spec, standing = values["spec"], _decode_standing(plain["standing"], table)
     state = State(
@@ -216,7 +216,7 @@ _DERIVED = frozenset({"placement", "standing", "plan"})
 _SPECIAL: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     **dict.fromkeys(("spec", "unproved", "committed", "digests", "saver", "state_hosts"), _ENCODED),
     **dict.fromkeys(("live", "highest", "process_nonces", "learners", "votes", "audits", "slowness"), _PAIRS),
-    **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained"), _GROUPS),
+    **dict.fromkeys(("gone", "holders", "untried", "applied_last", "drained", "drained_for_now"), _GROUPS),
     **dict.fromkeys(("independent", "endangered", "accused"), (sorted, _decode_members)),
     "reported": (_encode_reported, _decode_reported),
     "adopted": (_encode_adopted, _decode_adopted),

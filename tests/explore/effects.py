@@ -98,10 +98,13 @@ class Effects:
         return event if relief.to_ask(state, event) else None
 
     @staticmethod
-    def drains(state: State) -> list[m.DrainRequested]:
-        """The requests that a coordinator would not refuse."""
-        wanted = [m.DrainRequested((group,), "operator") for group in sorted(state.present.keys() - state.drained)]
-        wanted += [m.DrainRequested((group,), "operator", undo=True) for group in sorted(state.drained)]
+    def drains(state: State, who: str) -> list[m.DrainRequested]:
+        """The requests of an operator or the launcher that a coordinator would not refuse, and that change anything;
+        the launcher may also take back what is not its own."""
+        for_now = who == "launcher"
+        new = state.present.keys() - state.drained | (set() if for_now else state.drained_for_now)
+        wanted = [m.DrainRequested((group,), who, for_now=for_now) for group in sorted(new)]
+        wanted += [m.DrainRequested((group,), who, undo=True, for_now=for_now) for group in sorted(state.drained)]
         return [event for event in wanted if not draining.refusal(state, event)]
 
     @staticmethod

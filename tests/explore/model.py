@@ -348,9 +348,10 @@ class Model:
             yield from self._fault(w, "takeover", "", lambda v: do.reopen(v, ghost=True))
         if not state.leave:
             yield from self._fault(w, "stop", "", lambda v: do.feed(v, m.StopRequested("signal")))
-        for event in do.drains(state) if do.may(w, "drain") else ():
-            label = f" {event.groups[0]}{' undone' if event.undo else ''}"
-            yield from self._fault(w, "drain", label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
+        for kind, who in (("drain", "operator"), ("home", "launcher")):
+            for event in do.drains(state, who) if do.may(w, kind) else ():
+                label = f" {event.groups[0]}{' undone' if event.undo else ''}"
+                yield from self._fault(w, kind, label, lambda v, event=event: do.feed(v, event))  # type: ignore[misc]
         for reported in do.speeds(state) if do.may(w, "speeds") else ():
             group, _, pace, _ = reported.paces[0]
             label = f" {group} {'slow' if pace > 1 else 'usual'}"

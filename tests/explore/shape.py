@@ -10,7 +10,7 @@ from spare_megatron.protocol.messages import JobSpec
 FAULTS = (
     *("kill", "suspect", "stall", "standstill", "cut", "repeat", "restart", "takeover", "return", "late", "fail"),
     *("damage", "err", "stop", "hurry", "void", "withdraw", "slow", "ask", "drain", "unable", "speeds"),
-    *("twin", "tune"),
+    *("twin", "tune", "home"),
 )
 """kill: a process ends; suspect: the detector takes a live group for dead; stall: the detector finds that a group
 stands still; standstill: that all do; cut: a connection breaks; repeat: a vote is sent twice; restart: the coordinator
@@ -22,7 +22,8 @@ group takes its time over its pieces, and may be asked to give some back; ask: a
 an operator wants a group to leave, or takes that wish back; unable: a group cannot open a shard that it was to adopt,
 or cannot keep a state shard of which it is a new host;
 speeds: it was measured that a group is slow for long, or is not any more; twin: a launcher starts a process of a group
-whose last one still runs; tune: the tuner orders a save."""
+whose last one still runs; tune: the tuner orders a save; home: the launcher wants a group to leave for now, or takes
+that back."""
 
 
 @dataclass(frozen=True)

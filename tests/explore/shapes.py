@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tests.explore.shape import FAULTS, Shape
 
-ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds", "twin", "tune"}
+ANY = frozenset(FAULTS) - {"damage", "err", "slow", "ask", "drain", "unable", "speeds", "twin", "tune", "home"}
 """Every fault that leaves arithmetic and memory alone."""
 TRUTH = frozenset({"damage", "kill", "suspect"})
 BACK = frozenset({"kill", "return", "suspect", "late", "cut", "restart", "takeover"})
@@ -36,6 +36,9 @@ PLAIN = {
     ),
     "three groups, one that is drained and is back, each shard on two": Shape(
         3, 2, steps=1, faults=2, kinds=frozenset({"drain", "return", "kill", "cut"}), each=(("drain", 1),), formed=True
+    ),
+    "two groups, one goes home, which an operator drains": Shape(
+        faults=4, kinds=frozenset({"home", "drain", "return"}), each=(("drain", 1),), formed=True
     ),
     "three groups, each shard on two, speeds that change, and a loss": Shape(
         3, 2, steps=3, pieces=2, faults=2, kinds=frozenset({"speeds", "kill"}), formed=True
@@ -152,6 +155,9 @@ FULL = {
     ),
     "two groups, one is drained, and any fault, a save after each step": Shape(
         faults=2, kinds=ANY | {"drain"}, each=(("drain", 1),), save_every=1, formed=True
+    ),
+    "two groups, one goes home, which an operator drains, and losses": Shape(
+        faults=4, kinds=frozenset({"home", "drain", "return", "kill"}), each=(("drain", 2),), formed=True
     ),
     "two groups, any two drained or faults": Shape(faults=2, steps=3, kinds=ANY | {"drain"}, save_every=1),
     "three groups, each shard on two, drained, lost and back": Shape(

@@ -15,6 +15,7 @@ from spare_megatron.control_plane.group_aggregation import Ballots
 from spare_megatron.coordinator import journal
 from spare_megatron.protocol import (
     codec,
+    draining,
     ending,
     invariants,
     learning,
@@ -325,3 +326,14 @@ def test_a_machine_that_remembers_what_no_journal_holds(monkeypatch: Patch) -> N
     after_step(monkeypatch, change)
     with pytest.raises(AssertionError, match="replay of"):
         Explorer(Model(CUT)).explore()
+
+
+@pytest.mark.parametrize("undo", [False, True])
+def test_a_wish_of_an_operator_that_the_launcher_may_take_back(monkeypatch: Patch, undo: bool) -> None:
+    def mixed_up(state: State, event: m.DrainRequested) -> tuple[frozenset[int], frozenset[int]]:
+        return real(state, event if event.undo != undo else replace(event, for_now=not undo))
+
+    real = draining.wanted
+    monkeypatch.setattr(draining, "wanted", mixed_up)
+    what = "are so no more" if undo else "the launcher may take that back"
+    finds(PLAIN["two groups, one goes home, which an operator drains"], what)

@@ -31,7 +31,7 @@ attempt                         a new job attempt starts from step `first`
     joiners-late [epoch=e]
     startup-over
     stop-requested
-    drain G[,G...] [undo]
+    drain G[,G...] [undo] [for-now]
     runs-out left=g:n,g:n [slow=g:factor] [epoch=e]
                                     pieces take 1 s, in a slow group `factor` s
     speeds G:pace[,G:pace] [steps=1]
@@ -119,7 +119,7 @@ class Player:
         else:
             groups = [int(g) for g in plain[0].split(",")]
         if verb == "drain":
-            return [m.DrainRequested(tuple(groups), "maintenance", undo="undo" in plain)]
+            return [m.DrainRequested(tuple(groups), "maintenance", undo="undo" in plain, for_now="for-now" in plain)]
         if verb == "lost":
             return [self._lost(groups, options)]
         return [self._of_group(verb, g, plain, options) for g in groups]

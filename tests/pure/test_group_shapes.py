@@ -30,6 +30,10 @@ class Host:
     def __init__(self, directory: Path, shapes: tuple[int, ...], dead: set[int]) -> None:
         self.dead, self.here, self.refusal = dead, {GroupStart(2, 1, 1, 2)}, ""
         self.drains: list[bool] = []
+        self.undecided = 0
+        """Number of the next requests on which nothing is decided."""
+        self.stays = False
+        """It does not leave although it is to."""
         self.lines: list[str] = []
         self.asked: list[GroupStart] = []
         self.run_dir = RunDirectory(directory)
@@ -53,8 +57,12 @@ class Host:
 
     async def tell(self, method: str, request: pb.DrainRequest, answer: Any) -> pb.DrainAnswer:
         assert (method, list(request.groups)) == ("Drain", [2])
+        assert request.for_now
         self.drains.append(request.undo)
-        if not self.refusal and not request.undo:
+        if self.undecided:
+            self.undecided -= 1
+            return pb.DrainAnswer(refusal="try again", undecided=True)
+        if not self.refusal and not request.undo and not self.stays:
             asyncio.get_running_loop().call_later(0.01, self.here.clear)
         return pb.DrainAnswer(refusal=self.refusal)
 
@@ -157,6 +165,44 @@ def test_a_group_that_nothing_can_do_without_is_asked_again(tmp_path: Path, monk
         "group 2 stays as it is for now: without group 2 nobody has shard 2",
         "group 2 leaves with a commit, because all its devices are fit again",
     ]
+
+
+def test_a_request_on_which_nothing_was_decided_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one that takes the first one back: a group that stays drained is never started again."""
+    real, host = asyncio.sleep, Host(tmp_path, (2, 1), set())
+    host.undecided = 2
+
+    async def slept(_: float) -> None:
+        if host.drains == [False] * 3:
+            host.undecided = 1
+        await real(0.02)
+
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
+    goes_home(host)
+    assert host.drains == [False, False, False, True, True]
+
+
+def test_a_group_whose_drain_an_operator_takes_back_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, host, looks = asyncio.sleep, Host(tmp_path, (2, 1), set()), 0
+
+    async def slept(_: float) -> None:
+        nonlocal looks
+        looks += len(host.drains) == 1
+        host.names((0, 2), drained=(2,) if looks in (3, 4) else ())
+        if looks > 5 and host.stays:
+            assert not host.asked, "its loss would count as no restart"
+            host.stays = False
+        await real(0.005)
+
+    host.stays = True
+    monkeypatch.setattr(group_shapes.asyncio, "sleep", slept)
+    goes_home(host)
+    assert host.drains == [False, False, True]
+    leaves = "group 2 leaves with a commit, because all its devices are fit again"
+    stays = "group 2 stays as it is for now: spare-drain --undo has taken back that it is to leave"
+    assert host.lines[1:] == [leaves, stays, leaves]
 
 
 def test_a_drain_of_the_user_is_not_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from spare_megatron.coordinator.call_answers import RestartAnswers
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.coordinator.call_answers import DrainRequests, RestartAnswers
 from spare_megatron.protocol.machine import step
 from spare_megatron.protocol.messages import Loss, Lost
 from tests.pure.scenario import Player
@@ -46,6 +50,41 @@ def test_when_a_group_may_be_started_again(commands: tuple[str, ...], expected: 
 
 def test_while_nothing_is_decided_it_is_asked_again() -> None:
     assert answer_after(*RUNNING, "lost 1", waits=True) == (False, False, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "drained"),
+    [
+        (("drain 2",), (False, True)),
+        # The launcher, which takes that back itself, is to ask again soon.
+        (("drain 2 for-now",), (False, False)),
+        (("drain 2 for-now", "drain 2 undo for-now"), (True, False)),
+        # An operator's wish is for longer, whichever was first.
+        (("drain 2 for-now", "drain 2", "drain 2 undo for-now"), (False, True)),
+        (("drain 2", "drain 2 for-now", "drain 2 undo for-now"), (False, True)),
+        (("drain 2 for-now", "drain 2 undo"), (True, False)),
+    ],
+)
+def test_who_keeps_a_group_out(words: tuple[str, ...], drained: tuple[bool, bool]) -> None:
+    player = Player()
+    for command in ("open N=4 K=2 r=2 steps=6", "hello 0,1,2,3", words[0], "vote 0,1,2,3", *words[1:]):
+        player.play(command)
+    assert 2 not in player.state.live
+    answer = RestartAnswers(lambda: player.state, lambda: False).answer(2, 0)
+    assert (answer.now, answer.drained) == drained
+
+
+@pytest.mark.parametrize("asked", [0, 1])
+def test_a_drain_that_cannot_be_decided_is_no_refusal_for_good(asked: int) -> None:
+    """Before the request, or while it is written down."""
+    player, waits = Player(), iter([False] * asked + [True])
+    for command in RUNNING:
+        player.play(command)
+    applied: list[object] = []
+    addresses: Any = SimpleNamespace(groups_at=lambda hosts, meant: ())
+    drains = DrainRequests(lambda: player.state, lambda: next(waits), applied.append, addresses)
+    answer = asyncio.run(drains.answer(pb.DrainRequest(groups=[1], for_now=True), None))
+    assert (answer.undecided, bool(answer.refusal), len(applied)) == (True, True, asked)
 
 
 @pytest.mark.parametrize(

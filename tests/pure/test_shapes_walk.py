@@ -1,5 +1,6 @@
 """Random walks of what a launcher decides about shapes: devices die and come back, groups are lost, in smaller shapes
-too, drains are refused, users drain groups. With the real restarter, and time that passes by itself."""
+too, drains are refused, or their answers lost, users drain groups. With the real restarter, and time that passes by
+itself."""
 
 from __future__ import annotations
 
@@ -21,6 +22,9 @@ from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Inca
 from spare_megatron.launch.group_shapes import GroupShapes, WayHome
 from spare_megatron.launch.restarter import RestartedJob, Restarter
 from spare_megatron.protocol.codec import encode
+from spare_megatron.protocol.draining import wanted
+from spare_megatron.protocol.machine import initial_state
+from spare_megatron.protocol.messages import DrainRequested
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.test_run_files import STATUS
 
@@ -51,8 +55,8 @@ class Job:
         """Groups whose host seems to be fit for the home shape, until the group is started there."""
         self.here: dict[int, GroupStart] = {group: GroupStart(group, 0) for group in range(GROUPS)}
         self.members = set(self.here.values())
-        self.drained: set[int] = set()
-        self.by_user: set[int] = set()
+        self.state = initial_state()
+        """Of the coordinator: who is to leave."""
         self.starts: list[GroupStart] = []
         self.refused = self.left = 0
         self.tasks: set[asyncio.Task[None]] = set()
@@ -76,7 +80,7 @@ class Job:
 
     def publish(self) -> None:
         live = {str(one.group): one.incarnation for one in self.members}
-        self.run_dir.status.write_text(json.dumps({**STATUS, "live": live, "drained": sorted(self.drained)}))
+        self.run_dir.status.write_text(json.dumps({**STATUS, "live": live, "drained": sorted(self.state.drained)}))
 
     def is_left(self, start: GroupStart) -> bool:
         here = self.here.get(start.group)
@@ -99,6 +103,7 @@ class Job:
     def begin(self, start: GroupStart) -> None:
         start = self.shapes.chosen(start)
         assert start.group not in self.here, f"{start} is started beside {self.here[start.group]}"
+        assert start.group not in self.state.drained, f"{start} is started, which is to be out"
         self.here[start.group] = start
         self.starts.append(start)
         self.beside(self.learn(start))
@@ -129,29 +134,33 @@ class Job:
 
     async def ask_restart(self, group: int, incarnation: int) -> pb.RestartAnswer:
         await asyncio.sleep(0.01)
-        drained = group in self.drained
-        return pb.RestartAnswer(now=not drained, drained=drained, highest_incarnation=incarnation)
+        drained, for_now = group in self.state.drained, group in self.state.drained_for_now
+        return pb.RestartAnswer(now=not drained, drained=drained and not for_now, highest_incarnation=incarnation)
 
     async def tell(self, method: str, request: pb.DrainRequest, answer: Any) -> pb.DrainAnswer:
         await asyncio.sleep(self.choose.uniform(0.0, 1.0))
         [group] = request.groups
-        return pb.DrainAnswer(refusal=self.drain(group, undo=request.undo))
+        for _ in range(self.choose.choice((0, 0, 1, 2))):  # nothing can be written down, or the answer is lost
+            if self.choose.random() < 0.5:
+                return pb.DrainAnswer(refusal="not now", undecided=True)
+            self.drain(group, undo=request.undo, for_now=request.for_now)
+            await asyncio.sleep(self.choose.uniform(0.0, 10.0))
+        return pb.DrainAnswer(refusal=self.drain(group, undo=request.undo, for_now=request.for_now))
 
-    def drain(self, group: int, *, undo: bool) -> str:
-        if undo:
-            self.drained.discard(group)
-        elif not {one.group for one in self.members} - self.drained - {group}:
+    def drain(self, group: int, *, undo: bool, for_now: bool = False) -> str:
+        drained, lasting = self.state.drained, wanted(self.state, DrainRequested((group,), "", undo, for_now))
+        if not undo and group not in drained and not {one.group for one in self.members} - drained - {group}:
             self.refused += 1
             return f"nobody can do without group {group}"
-        else:
-            self.drained.add(group)
+        self.state = replace(self.state, drained=lasting[0], drained_for_now=lasting[1])
+        if not undo and group not in drained:
             self.beside(self.leave(group))
         self.publish()
         return ""
 
     async def leave(self, group: int) -> None:
         await asyncio.sleep(self.choose.uniform(0.1, 5.0))
-        if group in self.drained and group in self.here:
+        if group in self.state.drained and group in self.here:
             self.left += 1
             self.lose(self.here[group])
 
@@ -173,11 +182,8 @@ class Job:
                     self.dead[group].clear()
                 case "lose" if start is not None:
                     self.lose(start)
-                case "drain" if not self.drain(group, undo=False):
-                    self.by_user.add(group)
-                case "undo" if group in self.by_user:
-                    self.by_user.discard(group)
-                    self.drain(group, undo=True)
+                case "drain" | "undo" as word:
+                    self.drain(group, undo=word == "undo")
 
     def check(self) -> None:
         """No task has failed."""

@@ -77,7 +77,7 @@ class CarryingEngine(PassThrough):
 
     owners: Mapping[str, CarriesState]
     others: dict[tuple[int, str], Any] | None = None
-    """(step, owner) -> the state that other rows of the rank have adopted: an owner has one, whatever row it comes with."""
+    """(step, owner) -> the state that other rows have adopted: an owner has one, whatever row it comes with."""
 
     def __post_init__(self) -> None:
         self._states()
@@ -126,10 +126,11 @@ class CarryingEngine(PassThrough):
         for name, owner in self.owners.items():
             state = values[_KEY][name]
             if self.others is not None and self.others.setdefault((step, name), state) != state:
+                other = self.others[step, name]
                 raise ConfigError(
                     f"the state of {name!r} (carry_state) is not the same on the pipeline stages that this rank has in "
-                    f"the smaller shape: {_shown(self.others[step, name])} and {_shown(state)} after step {step}; let it be "
-                    "the same on all ranks, or leave --spare-shapes out"
+                    f"the smaller shape: {_shown(other)} and {_shown(state)} after step {step}; let it be the same on "
+                    "all ranks, or leave --spare-shapes out"
                 )
             owner.load_state_dict(state)
 

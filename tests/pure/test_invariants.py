@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from spare_megatron.protocol import invariants, machine
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.state import Plan, State
-from spare_megatron.protocol.transition import ignore
+from spare_megatron.protocol.transition import Transition, ignore
 from tests.pure.scenario import FOLDER, run
 from tests.pure.scripted_job import ScriptedJob
 
@@ -17,6 +18,34 @@ from tests.pure.scripted_job import ScriptedJob
 def test_joiners_that_are_waited_for_when_their_grace_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(machine._RULES, m.JoinersLate, lambda state, event: ignore(state, "they may come yet"))
     with pytest.raises(invariants.InvariantError, match=r"is over and joiners \[2\] are waited for"):
+        run((FOLDER / "joiners_that_are_late.txt").read_text())
+
+
+def less(action: m.Action) -> m.Action:
+    """A commit that its last group is not told of; any other action as it is."""
+    return replace(action, groups=action.groups[:-1]) if isinstance(action, m.SendCommit) else action
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda actions: [one for one in actions if not isinstance(one, m.SendCommit)], "with 0 commits sent"),
+        (lambda actions: [*actions, *(one for one in actions if isinstance(one, m.SendCommit))], "with 2 commits sent"),
+        (lambda actions: [less(one) for one in actions], "commit went to .*, the live set was"),
+    ],
+    ids=["nobody is told", "all are told twice", "one is not told"],
+)
+def test_commits_that_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Sequence[m.Action]], list[m.Action]], sentence: str
+) -> None:
+    right = machine._RULES[m.Vote]
+
+    def rule(state: State, event: m.Vote) -> Transition:
+        after, decision = right(state, event)
+        return after, replace(decision, actions=tuple(wrong(decision.actions)))
+
+    monkeypatch.setitem(machine._RULES, m.Vote, rule)
+    with pytest.raises(invariants.InvariantError, match=sentence):
         run((FOLDER / "joiners_that_are_late.txt").read_text())
 
 

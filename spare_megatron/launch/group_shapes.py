@@ -4,7 +4,8 @@ Where the host is not fit for all ranks of a group, a smaller shape (:mod:`spare
 is taken if the host is fit for it, the largest one first, on the first or the last of the group's devices. Such a group
 computes more slowly. The host is looked at again every :data:`HOME_LOOK_S`; once it is fit for the home shape the group
 is drained for now, so that it leaves with a commit, and is started again at once. Where the group finds its host unfit
-all the same, it waits twice as long before the next attempt, so it does not go back and forth.
+all the same, or fails there before it is a member, it is in the shape that it left again, and waits twice as long
+before the next attempt, so it does not go back and forth.
 
 Promises: a group leaves its smaller shape only by a drain that others can do without, or by its own loss; it goes home
 in the end, if its host stays fit; a drain that an operator has asked for is not taken back, whenever that was.
@@ -50,8 +51,11 @@ class WayHome:
         there."""
         self._fault, self._client, self._dir = fault, client, run_dir
         self._announce, self._is_left = announce, is_left
-        self._ways: dict[int, tuple[int, int]] = {}
-        """Group -> the incarnation that left last to go home, and how many have done so one after the other."""
+        self._ways: dict[int, tuple[GroupStart, int]] = {}
+        """Group -> the start that left last to go home, and how many have done so one after the other; until the group
+        is a member at home."""
+        self._attempts: dict[GroupStart, GroupStart] = {}
+        """Start at home that has not been a member -> the one that left for it."""
 
     async def bring_home(
         self, start: GroupStart, leaves: Callable[[GroupStart], None], stays: Callable[[GroupStart], None]
@@ -64,8 +68,8 @@ class WayHome:
             f"group {start.group} is started with {counted(start.stages, 'pipeline stage')} until all its devices are "
             "fit"
         )
-        left, ways = self._ways.get(start.group, (start.incarnation, 0))
-        ways = ways if start.incarnation == left + 1 else 0
+        left, ways = self._ways.get(start.group, (start, 0))
+        ways = ways if start.incarnation <= left.incarnation + 2 else 0
         reported = ""
         await asyncio.sleep(HOME_LOOK_S * (min(HOME_LOOKS_MOST, 2**ways) - 1))
         while self._is_left(start):
@@ -74,7 +78,7 @@ class WayHome:
                 leaves(start)
                 kept = await self._leave(start)
                 if not kept:
-                    self._ways[start.group] = start.incarnation, ways + 1
+                    self._ways[start.group] = start, ways + 1
                     await drain_for_now(self._client, [start.group], f"group {start.group} has left", undo=True)
                     return
                 stays(start)
@@ -98,6 +102,23 @@ class WayHome:
             await asyncio.sleep(LEAVE_LOOK_S)
         return ""
 
+    async def try_home(self, start: GroupStart) -> None:
+        """``start`` has the home shape; if the group has left for it, wait until it is a member, or is lost."""
+        left, _ = self._ways.get(start.group, (start, 0))
+        if start.incarnation != left.incarnation + 1:
+            return
+        self._attempts[start] = left
+        while self._is_left(start):
+            if (glance(self._dir.status) or {}).get("live", {}).get(str(start.group)) == start.incarnation:
+                del self._attempts[start], self._ways[start.group]
+                return
+            await asyncio.sleep(LEAVE_LOOK_S)
+
+    def before(self, start: GroupStart) -> GroupStart | None:
+        """The start in a smaller shape that a group left for ``start``, in which it has not been a member yet; None
+        for any other."""
+        return self._attempts.get(start)
+
     def _can_be_asked(self, group: int) -> bool:
         """Whether a group is a member, and nobody has asked it to leave."""
         status = glance(self._dir.status) or {}
@@ -112,16 +133,20 @@ class GroupShapes:
         free: Callable[[int], int],
         fault: Fault,
         run_dir: RunDirectory,
+        before: Callable[[GroupStart], GroupStart | None],
     ) -> None:
         """``free`` says how many of a group's devices a shape leaves unused; ``fault`` why the host is not fit for a
-        start."""
-        self._free, self._fault, self._dir = free, fault, run_dir
+        start; ``before`` is that of :class:`WayHome`."""
+        self._free, self._fault, self._dir, self._before = free, fault, run_dir, before
         self._next: dict[int, GroupStart] = {}
         """Group -> the shape for its next start."""
 
     async def fault(self, start: GroupStart) -> HealthFault | None:
         """Why a group must not be started again now, in no shape; chooses the shape."""
-        home = replace(start, stages=0, first=0)
+        before, home = self._before(start), replace(start, stages=0, first=0)
+        if before is not None and await self._fault(before) is None:
+            self._next[start.group] = before
+            return None
         fault = await self._fault(home)
         self._next[start.group] = home
         for stages in allowed_shapes(self._dir) if fault is not None else ():

@@ -98,17 +98,18 @@ class LocalAttempt:
             changed=self._publish,
         )
         self._standbys = Standbys(self._dir, starter, book, memory, refills, waited_for)
-        self._shapes = GroupShapes(
-            lambda stages: launch.group_size - ranks_with(launch.group_size, launch.flags.pipeline, stages),
-            lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
-            self._dir,
-        )
         self._way_home = WayHome(
             lambda start: health.fault(book.slot_of(start.group), start.group),
             self._client,
             self._dir,
             announce,
             ranks.is_left,
+        )
+        self._shapes = GroupShapes(
+            lambda stages: launch.group_size - ranks_with(launch.group_size, launch.flags.pipeline, stages),
+            lambda start: health.fault(book.slot_of(start.group), start.group, starter.ranks_of(start), start.first),
+            self._dir,
+            self._way_home.before,
         )
         restarted = RestartedJob(
             trains=lambda: bool(ranks.living),
@@ -117,6 +118,7 @@ class LocalAttempt:
             begin=self._start_again,
             announce=announce,
             is_left=ranks.has_any,
+            before=self._way_home.before,
         )
         self._restarter = Restarter(restarted, self._client, memory, self._standbys)
         self._first_incarnation = 0
@@ -274,6 +276,8 @@ class LocalAttempt:
         self._ranks.start(start, self._book.slot_of(start.group))
         if start.stages:
             self._client.beside(self._way_home.bring_home(start, self._restarter.asked_to_leave, self._restarter.stays))
+        else:
+            self._client.beside(self._way_home.try_home(start))
         self._publish()
 
     def _rank_ended(self, start: GroupStart, position: int, child: Child) -> None:

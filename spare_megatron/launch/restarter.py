@@ -77,6 +77,8 @@ class RestartedJob:
     """Shows one line to the user."""
     is_left: Callable[[int], bool] = lambda group: False
     """Whether a group has processes."""
+    before: Callable[[GroupStart], GroupStart | None] = lambda start: None
+    """The start that a group left for this one, which has not been a member yet; None for any other."""
     has_room: Callable[[], bool] = lambda: False
     """Whether ``begin`` could start a drained group on other machines than its own."""
 
@@ -133,8 +135,8 @@ class Restarter:
             await asyncio.sleep(GONE_LOOK_S)
         if self._job.over():
             return
-        moves = start in self._asked
-        then = NextStart(0.0, 0) if moves else restarts.after_loss(group, time.monotonic())
+        moves, attempt = start in self._asked, self._job.before(start) is not None
+        then = NextStart(0.0, 0) if moves or attempt else restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
             self._job.announce(
@@ -153,7 +155,7 @@ class Restarter:
         known = await self._room(start)
         if known is None:
             return
-        if not moves:
+        if not moves and not attempt:
             restarts.begins(group, time.monotonic())
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
@@ -167,8 +169,10 @@ class Restarter:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             await self.bring_back(again)
             return
-        counts = f"restart {then.before + 1} of at most {restarts.most} within an hour"
-        self._job.announce(f"{reported}: {'it has left for that' if moves else counts}")
+        why = f"restart {then.before + 1} of at most {restarts.most} within an hour"
+        if moves or attempt:
+            why = "it has left for that" if moves else "its attempt at home counts as no restart"
+        self._job.announce(f"{reported}: {why}")
 
     async def _room(self, start: GroupStart) -> int | None:
         """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest

@@ -40,7 +40,7 @@ class Host:
         self.run_dir.job.write_text(json.dumps(encode(JobDescription(smaller_shapes=shapes))))
         self.names((0, 2))
         client: Any = self
-        self.shapes = GroupShapes(lambda stages: DEVICES - stages, self.fault, self.run_dir)
+        self.shapes = GroupShapes(lambda stages: DEVICES - stages, self.fault, self.run_dir, lambda start: None)
         self.home = WayHome(self.at_home, client, self.run_dir, self.lines.append, self.here.__contains__)
 
     def names(self, live: tuple[int, ...], drained: tuple[int, ...] = ()) -> None:

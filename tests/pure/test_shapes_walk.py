@@ -48,11 +48,13 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 class Job:
     """Groups on hosts with four devices each, and the coordinator that they talk to."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, restarts: int = 10**6) -> None:
         self.choose = random.Random(seed)
         self.dead: list[set[int]] = [set() for _ in range(GROUPS)]
         self.lies: set[int] = set()
-        """Groups whose host seems to be fit for the home shape, until the group is started there."""
+        """Groups whose host seems to be fit for the home shape, until the group has left for that."""
+        self.traps: set[int] = set()
+        """Groups that fail in the home shape, for which their host seems to be fit."""
         self.here: dict[int, GroupStart] = {group: GroupStart(group, 0) for group in range(GROUPS)}
         self.members = set(self.here.values())
         self.state = initial_state()
@@ -64,8 +66,8 @@ class Job:
         self.run_dir.job.write_text(json.dumps(encode(JobDescription(smaller_shapes=(2, 1)))))
         self.publish()
         client: Any = self
-        self.shapes = GroupShapes(lambda stages: DEVICES - stages, self.fault, self.run_dir)
         self.way_home = WayHome(self.home_fault, client, self.run_dir, lambda line: None, self.is_left)
+        self.shapes = GroupShapes(lambda stages: DEVICES - stages, self.fault, self.run_dir, self.way_home.before)
         incarnations = Incarnations()
         incarnations.first(GROUPS, -1)
         job = RestartedJob(
@@ -75,8 +77,9 @@ class Job:
             begin=self.begin,
             announce=lambda line: None,
             is_left=lambda group: group in self.here,
+            before=self.way_home.before,
         )
-        self.restarter = Restarter(job, client, LaunchMemory(GroupRestarts(10**6), incarnations))
+        self.restarter = Restarter(job, client, LaunchMemory(GroupRestarts(restarts), incarnations))
 
     def publish(self) -> None:
         live = {str(one.group): one.incarnation for one in self.members}
@@ -109,11 +112,15 @@ class Job:
         self.beside(self.learn(start))
         if start.stages:
             self.beside(self.way_home.bring_home(start, self.restarter.asked_to_leave, self.restarter.stays))
+        else:
+            self.beside(self.way_home.try_home(start))
         if self.used(start) & self.dead[start.group]:
             self.lose(start)
 
     async def learn(self, start: GroupStart) -> None:
         await asyncio.sleep(self.choose.uniform(3.0, 40.0))
+        if start.group in self.traps and not start.stages:
+            self.lose(start)
         if self.is_left(start):
             self.members.add(start)
             self.publish()
@@ -248,6 +255,29 @@ def test_a_host_that_only_seems_to_be_fit_is_tried_less_and_less_often(
         await asyncio.sleep(group_shapes.HOME_LOOK_S * group_shapes.HOME_LOOKS_MOST + 120.0)
         assert job.here[1].stages == 0
         assert replace(job.here[1], incarnation=0) == GroupStart(1, 0, tries + 1)
+
+    play(monkeypatch, job, story)
+
+
+def test_a_start_at_home_that_fails_is_as_a_look_that_finds_the_host_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The group goes on in the shape that worked, on the same devices, and no restart is spent."""
+    job = Job(tmp_path, 5, restarts=2)
+
+    async def story() -> None:
+        job.dead[1] = {0}
+        job.lose(job.here[1])
+        await asyncio.sleep(60.0)
+        job.dead[1], job.traps = set(), {1}
+        await asyncio.sleep(HOUR_S / 2)
+        assert {(one.stages, one.first) for one in job.starts} == {(0, 0), (2, 2)}
+        assert 8 <= len(job.starts) <= 24
+        job.traps.clear()
+        await asyncio.sleep(group_shapes.HOME_LOOK_S * group_shapes.HOME_LOOKS_MOST + 120.0)
+        assert job.here[1] in job.members
+        assert job.here[1].stages == 0
+        assert job.way_home.before(job.here[1]) is None, "its loss would count as none"
 
     play(monkeypatch, job, story)
 

@@ -127,6 +127,13 @@ def refusal_of_coordinator(run_dir: RunDirectory) -> str:
     return tail(run_dir.coordinator_errors, 1).removeprefix("spare-coordinator: ")
 
 
+def is_users_error(number: int, groups: int, first_exits: Iterable[int]) -> bool:
+    """Whether bad input that a group finds at its first start in a job attempt is the user's error, which ends the job.
+    ``first_exits``: how the first process of each group ended that has lost one. Where an earlier job attempt has
+    trained with the same command, it is one only if all groups find it: else the group's host has changed."""
+    return number == 1 or sum(status == ExitCode.BAD_INPUT for status in first_exits) == groups
+
+
 def live_groups(run_dir: RunDirectory) -> list[int]:
     """The groups that were live at the end of the job attempt; empty where that cannot be read."""
     return [int(group) for group in (glance(run_dir.summary) or {}).get("live_groups", [])]

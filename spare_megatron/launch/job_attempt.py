@@ -26,6 +26,7 @@ from spare_megatron.launch.attempt_report import (
     LINES_SHOWN,
     code_of,
     end_of_first,
+    is_users_error,
     live_groups,
     refusal_of_coordinator,
     tail,
@@ -76,7 +77,7 @@ class LocalAttempt:
     ) -> None:
         """``announce`` shows one line to the user, behind the launcher's name. ``side`` writes processes.json.
         ``stopped_hard`` ends the job attempt at once."""
-        self._launch, self._dir, self._processes = launch, launch.run_dir, processes
+        self._launch, self._dir, self._processes, self._number = launch, launch.run_dir, processes, number
         self._memory, self._announce, self._stopped_hard = memory, announce, stopped_hard
         self._preloaded = preloaded
         security = security_of(self._dir, launch.tls_dir, create=True)
@@ -286,13 +287,16 @@ class LocalAttempt:
         self._publish()
         if self._exit.done() or self._ending:
             return
-        if self._first_exits.get(start.group, (None, 0))[0] != start:
+        first = self._first_exits.get(start.group, (None, 0))[0] != start
+        if first:
             self._first_exits[start.group] = start, status
         if status == ExitCode.BAD_INPUT:
-            sentence = self._error_of(start, position)
-            if not start.restarts:
+            sentence, exits = self._error_of(start, position), [code for _, code in self._first_exits.values()]
+            if not start.restarts and is_users_error(self._number, self._launch.num_groups, exits):
                 self._refuse(sentence)
                 return
+            if first and not start.restarts:
+                self._announce(f"group {start.group} cannot start: {sentence}")
             self._restarter.note_error(start, sentence)
         elif status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
             self._first_failure = self._first_failure or self._ranks.log_of(start, position)

@@ -54,6 +54,21 @@ def test_wipe_out_restarts_from_the_checkpoint_by_itself(tmp_path: Path, failure
     check_weights(job.run_dir, failure_free)
 
 
+@pytest.mark.full
+def test_a_group_that_finds_bad_input_after_a_wipe_out_is_lost(tmp_path: Path, failure_free: dict[str, str]) -> None:
+    """It trained with this command before: its host has changed, not the command."""
+    inject = ["sigkill:group=0,step=7,at=forward", "sigkill:group=1,step=9,at=backward"]
+    words = ("--save", str(tmp_path / "save"), "--save-interval", "4", "--no-async-save")
+    unfit = ("--unfit-once", str(tmp_path / "save" / "iter_0000008"))
+    job = launch(tmp_path / "run", *WORDS, *words, *unfit, inject=inject)
+    lines = job.finish()
+    assert [(line["step"], line["live_groups"]) for line in lines if line["life"] == 2] == [
+        (step, 2) for step in range(9, 17)
+    ]
+    assert (job.run_dir / "launch.out").read_text().count("group 0 cannot start: device 1 is gone") == 1
+    check_weights(job.run_dir, failure_free)
+
+
 def test_the_newest_damaged_checkpoint_is_passed_over(
     tmp_path: Path, failure_free_job: Job, failure_free: dict[str, str]
 ) -> None:

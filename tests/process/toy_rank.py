@@ -50,6 +50,9 @@ def main() -> int:
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
     logging.basicConfig(level=logging.INFO)
     place = place_of(os.environ, groups, size, None)
+    if place.group == 0 and options.unfit_once and options.unfit_once.exists():
+        RunDirectory(str(place.run_dir)).report_error(f"group-0-rank-{place.position}", "device 1 is gone")
+        return int(ExitCode.BAD_INPUT)
     store = group_store(place, 60)
     with shared_gloo_device(LOOPBACK if on_one_host(store, place) else ""):
         dist.init_process_group("gloo", store=store, rank=place.position, world_size=place.group_size)
@@ -140,6 +143,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--retain", type=int)
     parser.add_argument("--keep", type=int)
     parser.add_argument("--file-bytes", type=int, default=0, help="no file of position 1 may grow beyond it")
+    parser.add_argument("--unfit-once", type=Path, help="group 0 finds bad input once this file is there")
     parser.add_argument("--bad-step", type=int, default=0, help="the data of this step cannot be read, by any group")
     parser.add_argument("--duration-s", type=float, default=0.0)
     parser.add_argument("--transfer-rate-bytes-s", type=float, default=0.0)

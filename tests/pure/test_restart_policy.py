@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.launch.attempt_report import is_users_error
 from spare_megatron.launch.restart_policy import (
     ATTEMPTS_WITHOUT_PROGRESS,
     LEAST_TIME_LEFT_S,
@@ -255,3 +256,11 @@ def test_what_slurm_allows(changes: dict[str, Any], here: str, queue: str) -> No
     assert found.here == here
     assert found.queue.startswith(queue)
     assert bool(found.queue) == bool(queue)
+
+
+def test_bad_input_of_some_groups_is_no_users_error_once_the_job_has_trained() -> None:
+    bad, other = ExitCode.BAD_INPUT, -9
+    assert is_users_error(1, 3, [bad])
+    assert not is_users_error(2, 3, [bad, bad])
+    assert not is_users_error(2, 3, [bad, bad, other])
+    assert is_users_error(2, 3, [bad, bad, bad])

@@ -80,6 +80,11 @@ class _Buffer:
         """Elements that belong to no parameter (padding)."""
 
 
+def _device_of(replica: Replica) -> torch.device:
+    """Where the weights of a rank are of which none is trained."""
+    return next((one.device for one in replica.chunks[0].parameters()), torch.device("cpu"))
+
+
 class ExactGradients:
     """The accumulators of one rank. ``tensors``, ``finalize`` and ``restore`` are collective in the group."""
 
@@ -100,7 +105,7 @@ class ExactGradients:
             self._chunks += [number] * (len(self._slots) - len(self._chunks))
         for chunk in replica.chunks:
             chunk.accumulate = self.accumulate
-        device = next((one.device for one in replica.chunks[0].parameters()), torch.device("cpu"))
+        device = self._buffers[0].gradient.device if self._buffers else _device_of(replica)
         self._method = method
         sharing = max((buffer.sum.group.size() for buffer in self._buffers), default=1)
         self._keys = [

@@ -22,7 +22,7 @@ def test_joiners_that_are_waited_for_when_their_grace_is_over(monkeypatch: pytes
 
 
 def less(action: m.Action) -> m.Action:
-    """A commit that its last group is not told of; any other action as it is."""
+    """A commit that leaves its last group out; any other action as it is."""
     return replace(action, groups=action.groups[:-1]) if isinstance(action, m.SendCommit) else action
 
 
@@ -33,7 +33,7 @@ def less(action: m.Action) -> m.Action:
         (lambda actions: [*actions, *(one for one in actions if isinstance(one, m.SendCommit))], "with 2 commits sent"),
         (lambda actions: [less(one) for one in actions], "commit went to .*, the live set was"),
     ],
-    ids=["nobody is told", "all are told twice", "one is not told"],
+    ids=["nobody has it", "all have it twice", "one has it not"],
 )
 def test_commits_that_are_wrong(
     monkeypatch: pytest.MonkeyPatch, wrong: Callable[[Sequence[m.Action]], list[m.Action]], sentence: str

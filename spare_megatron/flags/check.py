@@ -20,7 +20,7 @@ from spare_megatron.flags import core_versions, hybrid_pattern
 from spare_megatron.flags.data_flags import names_no_data
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
-from spare_megatron.flags.stage_layout import cut_of, recomputes_whole_units, uneven_sizes
+from spare_megatron.flags.stage_layout import CORE_OF_SMALLER_UNITS, cut_of, recomputes_whole_units, uneven_sizes
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
 
@@ -100,7 +100,7 @@ def needs(ns: Namespace) -> Iterable[Need]:
     uneven = [] if ns.hybrid_layer_pattern else uneven_sizes(ns, cut_of(ns))
     if uneven:
         why = f"--recompute-num-layers {ns.recompute_num_layers} with a stage of {counted(uneven[0], 'layer')}"
-        core = ".".join(map(str, hybrid_pattern.CORE))
+        core = ".".join(map(str, CORE_OF_SMALLER_UNITS))
         fix = "use --recompute-num-layers 1, or another number that divides the layers of each stage"
         yield Need(f"megatron-core {core} or later", why, lambda: not recomputes_whole_units(), fix)
     yield from other_cores(ns)

@@ -17,11 +17,12 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import RowCut, shapes_of
 from spare_megatron.config.stage_cut import StageCut
 from spare_megatron.flags import core_versions
-from spare_megatron.flags.hybrid_pattern import CORE
 
 FLAG = "--pipeline-model-parallel-layout"
 LETTERS = {"E": "embedding", "t": "decoder layer", "m": "layer of multi-token prediction", "L": "loss"}
 STAGES_MAX = 4096
+CORE_OF_SMALLER_UNITS = (0, 19)
+"""megatron-core whose last unit of layers that are computed again may be smaller than the others."""
 
 
 def stages_of(text: str) -> list[str]:
@@ -104,9 +105,8 @@ def row_cut_of(ns: Namespace) -> RowCut:
 
 
 def recomputes_whole_units() -> bool:
-    """Whether the installed megatron-core computes layers again only in units of ``--recompute-num-layers``; newer ones
-    take a smaller last unit."""
-    return core_versions.installed() < CORE
+    """Whether the installed megatron-core computes layers again only in whole units of ``--recompute-num-layers``."""
+    return core_versions.installed() < CORE_OF_SMALLER_UNITS
 
 
 def uneven_sizes(ns: Namespace, cut: StageCut) -> list[int]:

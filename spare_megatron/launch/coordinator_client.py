@@ -4,6 +4,7 @@ may be started again; and that groups are to leave for now, to be started again 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
@@ -98,3 +99,10 @@ class CoordinatorClient:
             await telling
         finally:
             telling.cancel()
+
+
+def with_age(exited: pb.Exited, ended_s: float) -> pb.Exited:
+    """The report as it is sent now: hosts have clocks of their own, so it says for how long the process has been
+    gone."""
+    exited.age_s = time.monotonic() - ended_s
+    return exited

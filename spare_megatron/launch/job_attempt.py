@@ -31,7 +31,7 @@ from spare_megatron.launch.attempt_report import (
     refusal_of_coordinator,
     tail,
 )
-from spare_megatron.launch.coordinator_client import CoordinatorClient
+from spare_megatron.launch.coordinator_client import CoordinatorClient, with_age
 from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
@@ -308,7 +308,7 @@ class LocalAttempt:
     async def _report(self, exited: pb.Exited, lost: GroupStart, ended_s: float) -> None:
         """Report an exit, by which a start of a group is lost, and bring the group back. After the last exit of all,
         the coordinator ends the job; a job that never began is ended here."""
-        telling = asyncio.ensure_future(self._client.tell("ReportExit", partial(_with_age, exited, ended_s)))
+        telling = asyncio.ensure_future(self._client.tell("ReportExit", partial(with_age, exited, ended_s)))
         try:
             while not telling.done():
                 await asyncio.wait({telling}, timeout=NO_RANKS_S)
@@ -383,10 +383,3 @@ class LocalAttempt:
         path = self._dir.processes
         waiting = [(one.name, one.position, one.child.pid) for one in self._standbys.waiting]
         self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed(), waiting))
-
-
-def _with_age(exited: pb.Exited, ended_s: float) -> pb.Exited:
-    """The report as it is sent now: hosts have clocks of their own, so it says for how long the process has been
-    gone."""
-    exited.age_s = time.monotonic() - ended_s
-    return exited

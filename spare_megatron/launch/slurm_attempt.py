@@ -257,7 +257,7 @@ class SlurmAttempt:
                 seen, moved_s = newest, now_s
             if newest is not None and newest.job_attempt == self._number and newest.over is not None:
                 return self._checked(newest.over)
-            sentences = self._dir.reported_errors() if self._groups is None else self._groups.errors
+            sentences = self._dir.reported_errors() if self._groups is None else self._groups.errors()
             if sentences:
                 raise ConfigError(tail(sentences[0], LINES_SHOWN))
             published = self._dir.coordinator()

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from spare_megatron.config.allocation import Allocation
@@ -26,8 +27,8 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.place import LENT_TO, POSITIONS, STAGES
 from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
-from spare_megatron.launch.attempt_report import LINES_SHOWN, tail
-from spare_megatron.launch.coordinator_client import CoordinatorClient, drain_for_now
+from spare_megatron.launch.attempt_report import LINES_SHOWN, is_users_error, tail
+from spare_megatron.launch.coordinator_client import CoordinatorClient, drain_for_now, with_age
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
 from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.group_shapes import WayHome, allowed_shapes
@@ -39,7 +40,7 @@ from spare_megatron.launch.restarter import NoStandbys, RestartedJob, Restarter
 from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, reported_of
 from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 from spare_megatron.runtime.brief_command import run_command
-from spare_megatron.runtime.run_directory import RunDirectory, glance
+from spare_megatron.runtime.run_directory import RunDirectory, glance, group_of
 
 RESUMED_LOOK_S = 10.0
 """Time between two looks at whether Slurm has nodes again that groups wait for."""
@@ -118,6 +119,7 @@ class SlurmGroups:
             fault=self._fault,
             begin=self._begin,
             announce=announce,
+            before=lambda start: self._way_home.before(start),
             has_room=lambda: self._places.has_room,
         )
         self._restarter = Restarter(restarted, client, memory, self._news)
@@ -126,6 +128,10 @@ class SlurmGroups:
         )
         self._smaller: dict[int, tuple[int, Sequence[NodePlace]]] = {}
         """Group that has not all its nodes -> its pipeline stages, and the places that it has on others."""
+        self._places_of: dict[GroupStart, Sequence[NodePlace]] = {}
+        """Of the starts in a smaller shape."""
+        self._refused: set[int] = set()
+        """Groups that are lost because of bad input that they found, and the others did not."""
         self._asked: set[GroupStart] = set()
         """Starts that were asked to leave, to come back in their home shape."""
         self._newest = {group: GroupStart(group, first_incarnation) for group in range(ranks.num_groups)}
@@ -146,12 +152,29 @@ class SlurmGroups:
         """Whether the step of a restart goes on."""
         return any(child.alive for child in self._steps.values()) or any(node.starts for node in self._lent.values())
 
-    @property
     def errors(self) -> list[Path]:
-        """The sentences of ranks that found a user's error, but for groups that were started again: they only stay
-        away."""
-        again = tuple(f"group-{start.group}-" for start in self._newest.values() if start.restarts)
-        return [file for file in self._ranks.run_dir.reported_errors() if not file.name.startswith(again)]
+        """The sentences of ranks that found a user's error. Where an earlier job attempt has trained with the same
+        command, one of some groups is that of their nodes: these are lost, like one that was started again."""
+        again = [start.group for start in self._newest.values() if start.restarts]
+        found = [file for file in self._ranks.run_dir.reported_errors() if group_of(file) not in again]
+        groups = {group for file in found if (group := group_of(file)) is not None}
+        exits = [ExitCode.BAD_INPUT] * len(groups | self._refused)
+        if is_users_error(self._ranks.job_attempt, self._ranks.num_groups, exits):
+            return found
+        for file in found:
+            group = group_of(file)
+            if group is not None and group not in self._refused:
+                self._refuse(group, tail(file, LINES_SHOWN))
+        return [file for file in found if group_of(file) is None]
+
+    def _refuse(self, group: int, sentence: str) -> None:
+        """A group has found bad input at its first start: it is lost. Before it has joined nobody else reports that."""
+        self._refused.add(group)
+        self._announce(f"group {group} cannot start: {sentence}")
+        start, ended_s = self._newest[group], time.monotonic()
+        self._restarter.note_error(start, sentence)
+        exited = pb.Exited(group=group, incarnation=start.incarnation, status=ExitCode.BAD_INPUT)
+        self._client.beside(self._client.tell("ReportExit", partial(with_age, exited, ended_s)))
 
     @property
     def children(self) -> list[Child]:
@@ -214,12 +237,27 @@ class SlurmGroups:
         for group in others:
             self._news.wake(group)
         self._smaller.pop(start.group, None)
-        return None if look.fault is not None and self._can_be_smaller(start.group, look.fit) else look.fault
+        if self._can_be_as_before(start, look):
+            return None
+        smaller = look.fault is not None and self._can_be_smaller(
+            start.group, look.fit, allowed_shapes(self._ranks.run_dir)
+        )
+        return None if smaller else look.fault
 
-    def _can_be_smaller(self, group: int, fit: Collection[int]) -> bool:
-        """Whether a group can be in a smaller shape on these nodes of its own; then it is."""
+    def _can_be_as_before(self, start: GroupStart, look: NodesLook) -> bool:
+        """Whether a group that has failed at home, before it was a member, can be again as it was; then it is."""
+        before = self._way_home.before(start)
+        if before is None:
+            return False
+        fit = {node for node, _ in self._places_of[before]}
+        return self._can_be_smaller(
+            start.group, fit if look.fault is None else fit.intersection(look.fit), [before.stages]
+        )
+
+    def _can_be_smaller(self, group: int, fit: Collection[int], stages: Sequence[int]) -> bool:
+        """Whether a group can be in one of these smaller shapes on these nodes of its own; then it is."""
         ranks = self._ranks
-        shapes = [(one, ranks_with(ranks.group_size, ranks.pipeline, one)) for one in allowed_shapes(ranks.run_dir)]
+        shapes = [(one, ranks_with(ranks.group_size, ranks.pipeline, one)) for one in stages]
         found = self._places.smaller(group, fit, shapes)
         if found is not None:
             self._smaller[group] = found
@@ -345,7 +383,10 @@ class SlurmGroups:
         if own:
             self._begin_own(start, own, environ, len(places))
         if stages:
+            self._places_of[start] = some
             self._client.beside(self._way_home.bring_home(start, self._leaves_for_home, self._stays))
+        else:
+            self._client.beside(self._way_home.try_home(start))
 
     def _begin_lent(
         self, start: GroupStart, node: int, ranks: Sequence[tuple[int, int]], environ: Mapping[str, str]

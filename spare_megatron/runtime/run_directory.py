@@ -241,6 +241,12 @@ class RunDirectory:
         ]
 
 
+def group_of(error: Path) -> int | None:
+    """The group whose rank wrote a file of :meth:`RunDirectory.report_error`; None where the rank knew none."""
+    found = re.match(r"group-(\d+)-", error.name)
+    return None if found is None else int(found[1])
+
+
 def waits_file(place_file: Path, pid: int) -> Path:
     """The file that a process makes when it is about to wait for the place in ``place_file``."""
     return place_file.with_suffix(f".waits-{pid}")

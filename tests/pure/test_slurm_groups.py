@@ -1,0 +1,138 @@
+"""What becomes of a group under Slurm that finds bad input at its first start, or fails on its way home."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.allocation import Allocation
+from spare_megatron.launch.group_health import HealthFault
+from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
+from spare_megatron.launch.lent_nodes import LentNodes
+from spare_megatron.launch.node_looks import NodesLook
+from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
+from spare_megatron.runtime.run_directory import RunDirectory
+
+GROUPS, SIZE = 3, 2
+
+
+class Client:
+    """Notes what coordinators are told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Any]] = []
+
+    async def tell(self, method: str, request: Callable[[], Any]) -> None:
+        self.told.append((method, request()))
+
+    def beside(self, task: Coroutine[Any, Any, None]) -> None:
+        asyncio.get_running_loop().create_task(task)
+
+
+class Job:
+    """A job attempt of groups of two nodes and two pipeline stages."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.run_dir, self.lines, client = RunDirectory(folder), list[str](), Client()
+        self.client: Any = client
+        nodes = GROUPS * SIZE
+        ranks = SlurmRanks(
+            allocation=Allocation("7", nodes, nodes, tasks_of_nodes=(1,) * nodes).with_spares(GROUPS, SIZE),
+            run_dir=self.run_dir,
+            group_size=SIZE,
+            pipeline=SIZE,
+            command=("python",),
+            srun_options=(),
+            health_check="",
+            job_attempt=number,
+            step_name="step",
+            environ={},
+        )
+        memory: Any = LaunchMemory(GroupRestarts(3), Incarnations())
+        nothing: Any = None
+        lent: LentNodes = nothing
+        self.groups = SlurmGroups(
+            ranks,
+            4,
+            nothing,
+            self.client,
+            memory=memory,
+            announce=self.lines.append,
+            over=lambda: False,
+            first_alive=lambda: True,
+            lent=lent,
+        )
+
+    async def refused(self, *groups: int) -> list[str]:
+        """The sentences that end the job once a rank of each of ``groups`` has found bad input."""
+        for group in groups:
+            self.run_dir.report_error(f"group-{group}-rank-1-{group}", f"group {group} has no such device")
+        for _ in range(2):  # each is told once
+            found = [file.read_text().strip() for file in self.groups.errors()]
+        await asyncio.sleep(0)
+        return found
+
+
+def test_bad_input_ends_the_first_job_attempt(tmp_path: Path) -> None:
+    async def play() -> None:
+        job = Job(tmp_path, 1)
+        assert await job.refused(2) == ["group 2 has no such device"]
+        assert job.client.told == []
+
+    asyncio.run(play())
+
+
+def test_in_later_job_attempts_it_is_a_loss_unless_all_groups_find_it(tmp_path: Path) -> None:
+    async def play() -> None:
+        job = Job(tmp_path, 2)
+        assert await job.refused(2) == []
+        assert job.lines == ["group 2 cannot start: group 2 has no such device"]
+        [(method, exited)] = job.client.told
+        assert (method, exited.group, exited.incarnation, exited.status) == ("ReportExit", 2, 4, 2)
+        assert await job.refused(0) == []
+        assert len(job.client.told) == 2
+        assert len(await job.refused(1)) == GROUPS
+
+    asyncio.run(play())
+
+
+def test_bad_input_of_a_rank_that_knows_no_group_ends_any_job_attempt(tmp_path: Path) -> None:
+    async def play() -> None:
+        job = Job(tmp_path, 2)
+        job.run_dir.report_error("rank-17", "no such flag")
+        assert await job.refused(1) == ["no such flag"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_a_group_that_fails_at_home_is_again_on_the_node_that_it_left(tmp_path: Path, bad: int) -> None:
+    """Group 1 of nodes 2 and 3 has one stage on the one that is not ``bad``, whose check passes when the group is to
+    go home, but it fails there."""
+    good = 5 - bad
+
+    async def play() -> None:
+        job = Job(tmp_path, 1)
+        groups: Any = job.groups
+        groups._begin_own = lambda start, own, environ, size: None
+        unfit, fit = NodesLook(HealthFault("node", "it is away"), fit={good}), NodesLook()
+        first, home = GroupStart(1, 5, 1), GroupStart(1, 6, 2)
+        assert groups._can_be_smaller(1, unfit.fit, [1])
+        groups._begin(first)
+        odd = groups._newest[1]
+        assert (odd.stages, [node for node, _ in groups._places_of[odd]]) == (1, [good])
+        groups._way_home._ways[1] = odd, 1  # it has left for home
+        groups._smaller.pop(1)
+        groups._begin(home)
+        await asyncio.sleep(0)
+        groups._look = lambda start, over: fit
+        assert await groups._fault(home) is None
+        groups._begin(GroupStart(1, 7, 3))
+        again = groups._newest[1]
+        assert (again.stages, [node for node, _ in groups._places_of[again]]) == (1, [good])
+
+    asyncio.run(play())

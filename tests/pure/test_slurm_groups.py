@@ -21,13 +21,13 @@ GROUPS, SIZE = 3, 2
 
 
 class Client:
-    """Notes what coordinators are told."""
+    """Notes what is sent to coordinators."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, Any]] = []
 
     async def tell(self, method: str, request: Callable[[], Any]) -> None:
-        self.told.append((method, request()))
+        self.sent.append((method, request()))
 
     def beside(self, task: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().create_task(task)
@@ -71,7 +71,7 @@ class Job:
         """The sentences that end the job once a rank of each of ``groups`` has found bad input."""
         for group in groups:
             self.run_dir.report_error(f"group-{group}-rank-1-{group}", f"group {group} has no such device")
-        for _ in range(2):  # each is told once
+        for _ in range(2):  # each is sent once
             found = [file.read_text().strip() for file in self.groups.errors()]
         await asyncio.sleep(0)
         return found
@@ -81,7 +81,7 @@ def test_bad_input_ends_the_first_job_attempt(tmp_path: Path) -> None:
     async def play() -> None:
         job = Job(tmp_path, 1)
         assert await job.refused(2) == ["group 2 has no such device"]
-        assert job.client.told == []
+        assert job.client.sent == []
 
     asyncio.run(play())
 
@@ -91,10 +91,10 @@ def test_in_later_job_attempts_it_is_a_loss_unless_all_groups_find_it(tmp_path: 
         job = Job(tmp_path, 2)
         assert await job.refused(2) == []
         assert job.lines == ["group 2 cannot start: group 2 has no such device"]
-        [(method, exited)] = job.client.told
+        [(method, exited)] = job.client.sent
         assert (method, exited.group, exited.incarnation, exited.status) == ("ReportExit", 2, 4, 2)
         assert await job.refused(0) == []
-        assert len(job.client.told) == 2
+        assert len(job.client.sent) == 2
         assert len(await job.refused(1)) == GROUPS
 
     asyncio.run(play())

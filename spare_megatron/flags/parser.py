@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NoReturn
 
 from spare_megatron.config.errors import ConfigError
@@ -169,6 +170,12 @@ def make_parser(extra: ExtraArguments | None = None, docs: Mapping[str, str] | N
     return (extra(parser) or parser) if extra else parser  # type: ignore[return-value]
 
 
+@cache
+def _package_parser() -> Parser:
+    """The parser without flags of a user's script: making it takes longer than to parse."""
+    return make_parser()
+
+
 def help_text(extra: ExtraArguments | None = None) -> str:
     """What --help prints: the docstrings of our dataclasses' fields, and megatron-core's for its own."""
     from spare_megatron.flags.specs import docs_of
@@ -265,7 +272,7 @@ def parse(
     fills in what a ``--yaml-cfg`` takes from it. ``saved`` reads a checkpoint's args, for ``--use-checkpoint-args``;
     ``spare_taken`` of the result is what was taken from them.
     """
-    parser = make_parser(extra)
+    parser = make_parser(extra) if extra else _package_parser()
     honoured = {name for spec in all_specs() for name in spec.names}
     own = frozenset(parser._option_string_actions) - honoured
     given = sort_words(with_yaml(words, environ or {}), own)

@@ -197,7 +197,7 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
         r"^spare: (.*(?: copies|cannot keep state shard) .*)$", (job.run_dir / "launch.out").read_text(), re.MULTILINE
     )
     assert said[0] == "state shards 0, 1 have fewer than 2 copies (at least 1); new ones are made on groups 0, 2"
-    assert said[1].startswith("group 2 cannot keep state shard 0: injected at copy of step 1; epoch 3 with 2 of 3 ")
+    assert re.match(r"group 2 cannot keep state shard 0: injected at copy of step 1; epoch \d with 2 of 3 ", said[1])
     assert said[-1].startswith("each of the 3 state shards has 2 copies again, ")
     assert copies(job)["copying"] == {}
 

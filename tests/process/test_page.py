@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 from dataclasses import dataclass
 
@@ -167,7 +168,8 @@ def test_a_loss_and_the_return_are_notified_within_a_few_steps(watched: Watched)
 def test_events_say_what_happened(watched: Watched) -> None:
     [failure] = watched.first.reported("failure")
     assert failure["text"] == f"group {DEAD} (rank 0) exited: killed by SIGKILL"
-    assert "epoch 2 with 3 of 4 groups" in failure["why"]
+    # a survivor may have reported its failed sum first, which begins an epoch of the same groups
+    assert re.search(r"epoch [23] with 3 of 4 groups", failure["why"])
     assert failure["cost"]
     assert failure["back"].startswith(f"group {DEAD} after ")
     assert len(watched.first.reported("return")) == 1

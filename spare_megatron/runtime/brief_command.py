@@ -9,8 +9,10 @@ no file of this process but its standard streams; it need not read its input.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.config.exits import status_words
+from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.child_guard import ChildGuard
 
 LOOK_S = 0.1
@@ -73,23 +76,8 @@ def run_command(
     Raises:
         OSError: it could not be started.
     """
-    stdin = os.memfd_create("given")
-    try:
-        with open(stdin, "wb", closefd=False) as file:
-            file.write(given)
-        os.lseek(stdin, 0, os.SEEK_SET)
-        process = subprocess.Popen(
-            list(command),
-            env=None if environ is None else dict(environ),
-            stdin=stdin,
-            stdout=subprocess.PIPE if receive_all else subprocess.DEVNULL,
-            stderr=subprocess.STDOUT if receive_all else subprocess.PIPE,
-            start_new_session=True,
-        )
-    finally:
-        os.close(stdin)
-    guard.add(process.pid)
-    stream = process.stdout if receive_all else process.stderr
+    process = _started(command, guard, given, environ, receive_all)
+    stream = process.stderr
     assert stream is not None
     with stream:
         received = _Output(stream.fileno())
@@ -108,6 +96,35 @@ def run_command(
             _wait_for_others(process.pid, until_s)
         received.receive()
     return CommandEnd(status if in_time else None, received.line, received.last)
+
+
+def _started(
+    command: Sequence[str], guard: ChildGuard, given: bytes, environ: Mapping[str, str] | None, receive_all: bool
+) -> subprocess.Popen[bytes]:
+    """The process of a command, which begins once the ``guard`` knows it: a shell waits for that on what is then its
+    standard output, and ends if this process does."""
+    if shutil.which(command[0], path=(os.environ if environ is None else environ).get("PATH")) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
+    output = ">&2" if receive_all else ">/dev/null"
+    with contextlib.ExitStack() as files:
+        stdin = files.enter_context(open(os.memfd_create("given"), "w+b"))
+        stdin.write(given)
+        stdin.seek(0)
+        reading, writing = os.pipe()
+        waits, begins = files.enter_context(open(reading, "rb")), files.enter_context(open(writing, "wb", buffering=0))
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", f'read -r go <&1 && exec "$@" {output}', "sh", *command],
+            env=None if environ is None else dict(environ),
+            stdin=stdin,
+            stdout=waits,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        failpoints.hit("command.begin")
+        guard.add(process.pid)
+        with contextlib.suppress(BrokenPipeError):  # somebody has killed it
+            begins.write(b"\n")
+    return process
 
 
 def _wait(pid: int, received: _Output, deadline_s: float, over: Callable[[], bool]) -> bool:

@@ -1,7 +1,7 @@
 """Has the processes that this one starts killed when this one ends, in whatever way.
 
 The guard is a process of its own (:mod:`spare_megatron.runtime.orphan_reaper`) that has a list of those that live. A
-process that dies between the start of another and its entry here leaves that one behind.
+process that dies between the start of another and its entry here leaves that one behind, unless that one waits for it.
 """
 
 from __future__ import annotations

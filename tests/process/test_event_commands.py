@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.event_commands import AT_ONCE, EventCommands
+from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.brief_command import _wait_for_others
 from tests.polling import until
 from tests.process.harness import Job, launch
@@ -186,6 +188,17 @@ def test_a_killed_coordinator_leaves_no_command_and_its_next_one_repeats_nothing
     assert processes_with("98761") == []
     kinds = [event["event"] for event in events(job)]
     assert sorted(kinds) == ["end", "life", "loss", "patch"]
+
+
+def test_a_process_that_dies_as_it_starts_a_command_leaves_none(tmp_path: Path) -> None:
+    command = f"touch {tmp_path}/begun; sleep 98768"
+    program = "from spare_megatron.coordinator.event_commands import EventCommands as Commands; import sys; "
+    program += "commands = Commands(sys.argv[1], print); commands.tell({}); commands.close(60)"
+    environ = {**os.environ, failpoints.VARIABLE: "command.begin=kill"}
+    killed = subprocess.run([sys.executable, "-c", program, command], env=environ, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    until("the end of the command", lambda: processes_with("98768") == [])
+    assert not (tmp_path / "begun").exists()
 
 
 def _is_sleep(pid: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from spare_megatron.collectives.handshake import Identity, Member
@@ -17,7 +18,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import Place
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance, write_json
-from spare_megatron.worker.group_store import GroupStore, StoreClient, keep
+from spare_megatron.worker.group_store import GroupStore, StoreClient, StoreGoneError, keep
 from spare_megatron.worker.store_server import StoreServer
 
 POLL_S = 0.05
@@ -37,6 +38,10 @@ def group_store(place: Place, timeout_s: float, interface: str = "") -> GroupSto
     number = place.home.rpartition(" ")[2]
     path = directory / (f"standby-{number}-store.json" if place.place_file else f"group-{number}-store.json")
     store_number = 1 + int(number) if place.place_file else 0
+
+    def connect(address: str) -> GroupStore:
+        return keep(GroupStore(StoreClient(_store_of(place, run_dir.token()), address, store_number, timeout_s)))
+
     if place.is_leader:
         me = _store_of(place, run_dir.token(create=True))
         host = _store_host(interface)
@@ -49,10 +54,8 @@ def group_store(place: Place, timeout_s: float, interface: str = "") -> GroupSto
         _servers.append(server)
         address = server.address
         with_retries(lambda: write_json(path, {"incarnation": place.incarnation, "address": address}), timeout_s)
-    else:
-        address = _wait_for_leader(path, place, timeout_s)
-        me = _store_of(place, run_dir.token())
-    return keep(GroupStore(StoreClient(me, address, store_number, timeout_s)))
+        return connect(address)
+    return _store_of_leader(path, place, timeout_s, connect)
 
 
 def on_one_host(store: GroupStore, place: Place) -> bool:
@@ -79,15 +82,20 @@ def _store_of(place: Place, token: str) -> Identity:
     return Identity(Member(place.group, place.incarnation), 0, place.job_attempt, token)
 
 
-def _wait_for_leader(path: Path, place: Place, timeout_s: float) -> str:
-    deadline_s = time.monotonic() + timeout_s
+def _store_of_leader(path: Path, place: Place, timeout_s: float, connect: Callable[[str], GroupStore]) -> GroupStore:
+    """A connection to the store that position 0 serves, once it does. Until then the file may have the address of an
+    earlier start of the same incarnation, which ended before any coordinator knew it: nothing of it answers there."""
+    deadline_s, found = time.monotonic() + timeout_s, ""
     while time.monotonic() < deadline_s:
         record = glance(path)
         if record is not None and record["incarnation"] == place.incarnation:
-            return str(record["address"])
+            try:
+                return connect(str(record["address"]))
+            except StoreGoneError as error:
+                found = f" ({error})"
         time.sleep(POLL_S)
     raise ConfigError(
-        f"position 0 of {place.home} did not appear in {path.parent} within {timeout_s:g} s; "
+        f"position 0 of {place.home} did not appear in {path.parent} within {timeout_s:g} s{found}; "
         "see its log, and whether all ranks share the run directory"
     )
 

@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +23,11 @@ from hypothesis import strategies as st
 
 from spare_megatron.collectives.handshake import STRANGERS_MAX, Identity, Member
 from spare_megatron.config.host_port import split_address
+from spare_megatron.config.place import Place
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 from spare_megatron.worker import store_messages
 from spare_megatron.worker.group_store import GroupStore, StoreClient, StoreGoneError, StoreTimeoutError
+from spare_megatron.worker.rendezvous import group_store
 from spare_megatron.worker.store_server import StoreServer
 from tests.spawn import ROOT, environment
 
@@ -203,6 +208,25 @@ def test_strangers_get_a_challenge_and_nothing_else(server: StoreServer) -> None
     assert store.ask(store_messages.Op.COUNT, []) == (b"1",)
     for stranger in silent:
         stranger.close()
+
+
+@pytest.mark.parametrize("place_file", ["", "standbys/standby-0.json"])
+def test_ranks_meet_where_an_earlier_start_of_the_same_incarnation_left_its_address(
+    tmp_path: Path, place_file: str
+) -> None:
+    """spare-launch was killed before the coordinator knew its groups, and is started again."""
+    run_dir = RunDirectory(tmp_path)
+    run_dir.token(create=True)
+    places = [Place(0, position, 1, 0, str(tmp_path), "spare-launch", 2, place_file=place_file) for position in (0, 1)]
+    file = "standby-0-store.json" if place_file else "group-0-store.json"
+    (tmp_path / "leaders").mkdir()
+    write_json(tmp_path / "leaders" / file, {"incarnation": 0, "address": "127.0.0.1:9"})
+    with ThreadPoolExecutor(1) as other:
+        late = other.submit(group_store, places[1], 30.0)
+        time.sleep(0.2)
+        assert not late.done()
+        group_store(places[0], 30.0).set("key", "value")
+        assert late.result().get("key") == b"value"
 
 
 def test_a_store_listens_on_its_own_address_only(server: StoreServer) -> None:

@@ -90,9 +90,9 @@ class LocalAttempt:
         ranks = self._ranks = RankProcesses(starter)
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.flags.standby_groups)
-        refills = Refills(memory.refills, self._dir.status, ranks.is_left, announce, self._is_over)
+        refills = Refills(memory.refills, self._dir.status, ranks.is_left, ranks.in_slot, announce, self._is_over)
         waited_for = StandbyJob(
-            adopt=ranks.adopt,
+            adopt=lambda start, taken: ranks.adopt(start, taken, book.slot_of(start.group)),
             fault=lambda slot: health.fault(slot, None),
             beside=self._client.beside,
             announce=announce,
@@ -118,7 +118,7 @@ class LocalAttempt:
             fault=self._shapes.fault,
             begin=self._start_again,
             announce=announce,
-            is_left=ranks.has_any,
+            is_left=lambda group: ranks.in_slot(book.slot_of(group)),
             before=self._way_home.before,
         )
         self._restarter = Restarter(restarted, self._client, memory, self._standbys)
@@ -260,7 +260,7 @@ class LocalAttempt:
             self._ranks.start(GroupStart(group, self._first_incarnation), self._book.slot_of(group))
         self._client.beside(self._start_waiting())
         if self._restarter.works:
-            self._client.beside(self._ranks.end_hung(self._dir.status, self._is_over))
+            self._client.beside(self._ranks.end_hung(self._dir.status, self._is_over, self._group_gone))
         self._publish()
 
     async def _start_waiting(self) -> None:
@@ -305,6 +305,12 @@ class LocalAttempt:
         self._client.beside(self._report(exited, start, time.monotonic()))
         self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
+    def _group_gone(self, start: GroupStart) -> None:
+        """A start of a group has been fenced, and none of its processes need end: bring the group back."""
+        self._restarter.note(start, 0, ExitCode.FENCED)
+        self._client.beside(self._end_group(start, 0.0))
+        self._client.beside(self._restarter.bring_back(start))
+
     async def _report(self, exited: pb.Exited, lost: GroupStart, ended_s: float) -> None:
         """Report an exit, by which a start of a group is lost, and bring the group back. After the last exit of all,
         the coordinator ends the job; a job that never began is ended here."""
@@ -342,7 +348,8 @@ class LocalAttempt:
     async def _end_group(self, start: GroupStart, grace_s: float) -> None:
         """Kill what is left of a group; stopped processes only at the end of the job."""
         stopped = await self._ranks.end_group(start, grace_s, self._exit.done)
-        if stopped and self._restarter.works and not self._launch.flags.standby_groups:
+        stays = self._book.slot_of(start.group) == self._ranks.slot_of(start) and not self._standbys.there
+        if stopped and self._restarter.works and stays:
             pids = ", ".join(str(rank.child.pid) for rank in stopped)
             self._announce(f"group {start.group} is not started again before its stopped processes have ended: {pids}")
 

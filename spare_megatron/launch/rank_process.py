@@ -86,19 +86,15 @@ class RankStarter:
         """How many ranks a start of a group has."""
         return ranks_with(self._launch.group_size, self._launch.flags.pipeline, start.stages)
 
-    def standby(self, name: str, slot: int, ended: Callable[[WaitingProcess], None]) -> list[WaitingProcess]:
-        """Start the ranks of a standby; ``ended`` is called for each that ends without a place. Raises OSError where
-        not all could be started."""
-        made: list[WaitingProcess] = []
-        try:
-            for position in range(self._launch.group_size):
-                # to a checkpoint it is as a group that is started again: it loads none
-                environ = {**self.seat(position, slot), "SPARE_RESTARTS": "1"}
-                made.append(self._waiting(name, position, environ, ended))
-        except OSError:
-            end(made)
-            raise
-        return made
+    def standby(
+        self, name: str, slot: int, ended: Callable[[WaitingProcess], None], made: list[WaitingProcess]
+    ) -> None:
+        """Start the ranks of a standby, and put each into ``made``; ``ended`` is called for each that ends without a
+        place. Raises OSError where not all could be started."""
+        for position in range(self._launch.group_size):
+            # to a checkpoint it is as a group that is started again: it loads none
+            environ = {**self.seat(position, slot), "SPARE_RESTARTS": "1"}
+            made.append(self._waiting(name, position, environ, ended))
 
     def seat(self, position: int, slot: int, first: int = 0) -> dict[str, str]:
         """The environment of a position in a slot, from its ``first`` device on."""

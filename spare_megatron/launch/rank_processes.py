@@ -27,11 +27,13 @@ class RankProcesses:
     def __init__(self, starter: RankStarter) -> None:
         self._starter = starter
         self._starts: dict[GroupStart, list[RankProcess]] = {}
+        self._slots: dict[GroupStart, int] = {}
 
     def start(self, start: GroupStart, slot: int) -> None:
         """Start all ranks of a group; those of the first positions may be there already, ``warm``. Where one cannot be
         started, those before it are killed, and end as any other; OSError where that is the first."""
         ranks = self._starts[start] = list[RankProcess]()
+        self._slots[start] = slot
         for position in range(self._starter.ranks_of(start)):
             try:
                 ranks.append(self._starter.rank(start, position, slot))
@@ -42,9 +44,9 @@ class RankProcesses:
                     rank.child.signal(signal.SIGKILL)
                 return
 
-    def adopt(self, start: GroupStart, ranks: Sequence[RankProcess]) -> None:
+    def adopt(self, start: GroupStart, ranks: Sequence[RankProcess], slot: int) -> None:
         """These processes, which a standby was, are a start of a group from now on."""
-        self._starts[start] = list(ranks)
+        self._starts[start], self._slots[start] = list(ranks), slot
 
     @property
     def all(self) -> list[RankProcess]:
@@ -60,9 +62,13 @@ class RankProcesses:
         """Whether a process of this start of a group has not ended."""
         return any(rank.child.alive for rank in self._starts.get(start, ()))
 
-    def has_any(self, group: int) -> bool:
-        """Whether a process of any start of the group has not ended."""
-        return any(rank.start.group == group for rank in self.living)
+    def slot_of(self, start: GroupStart) -> int:
+        """The slot in which a start of a group was made."""
+        return self._slots[start]
+
+    def in_slot(self, slot: int) -> bool:
+        """Whether a process of any start of a group is left in a slot."""
+        return any(self._slots[rank.start] == slot for rank in self.living)
 
     def pids(self) -> dict[int, list[int]]:
         """Group -> its living processes, of groups that have any."""
@@ -91,15 +97,19 @@ class RankProcesses:
                 rank.child.signal(signal.SIGKILL)
         return stopped
 
-    async def end_hung(self, status: Path, over: Callable[[], bool]) -> None:
+    async def end_hung(self, status: Path, over: Callable[[], bool], gone: Callable[[GroupStart], None]) -> None:
         """Until the job is ``over``, kill the processes of groups that the coordinator's ``status`` file once named and
         has not named for LEAVE_S: they were fenced, which is final, so an old file does no harm. Stopped processes are
-        left."""
-        absences = Absences()
+        left. ``gone`` is called once for each such start: none of its processes may end, where they are stopped or
+        cannot be killed."""
+        absences, known = Absences(), set[GroupStart]()
         while not over():
             await asyncio.sleep(LOOK_S)
             reported = glance(status)
             if reported is not None and reported["phase"] == "running":
                 starts = sorted({rank.start for rank in self.living})
                 for start in absences.gone(starts, named(reported), time.monotonic()):
+                    if start not in known:
+                        known.add(start)
+                        gone(start)
                     await self.end_group(start, 0.0, over)

@@ -27,12 +27,15 @@ class Refills:
         counts: GroupRestarts,
         status: Path,
         is_left: Callable[[GroupStart], bool],
+        in_slot: Callable[[int], bool],
         announce: Callable[[str], None],
         over: Callable[[], bool],
     ) -> None:
         """``counts``: the starts of each key within an hour, over all job attempts; ``status``: the coordinator's
-        status.json; ``is_left`` says whether a start of a group has processes."""
-        self._counts, self._status, self._is_left, self._announce, self._over = counts, status, is_left, announce, over
+        status.json; ``is_left`` says whether a start of a group has processes, ``in_slot`` whether any start has some
+        in a slot."""
+        self._counts, self._status, self._announce, self._over = counts, status, announce, over
+        self._is_left, self._in_slot = is_left, in_slot
 
     async def after_return(self, start: GroupStart) -> None:
         """Wait until ``start`` is a member, has ended, or BACK_S are over: other starts would take from its return what
@@ -44,9 +47,9 @@ class Refills:
                 return
             await asyncio.sleep(LOOK_S)
 
-    async def until_gone(self, start: GroupStart) -> None:
-        """Wait until no process of ``start`` is left, so that its devices are free."""
-        while self._is_left(start) and not self._over():
+    async def until_free(self, slot: int) -> None:
+        """Wait until no process of a group is left in a slot."""
+        while self._in_slot(slot) and not self._over():
             await asyncio.sleep(LOOK_S)
 
     async def granted(

@@ -2,9 +2,9 @@
 
 It starts a group again when the coordinator reports that the job goes on and that the group was not lost for a fault
 that stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at
-once; the lost group may have processes yet, on other devices. Else no process of the group may be left, and the host
-must be fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look is no
-restart.
+once; the lost group may have processes yet, on other devices. Else no process may be left where the group is started,
+and the host must be fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look
+is no restart.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class StandbyStock(Protocol):
     def there(self) -> bool:
         """Whether one could take a place now."""
 
-    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
-        """Give one the place of the group that lost ``lost``; returns who has it, in words. Where ``rests`` nothing is
-        started on the devices that are left. Raises OSError where it cannot be notified."""
+    def take(self, start: GroupStart, rests: bool) -> str:
+        """Give one the place of a group, as ``start``; returns who has it, in words. Where ``rests`` nothing is started
+        on the devices that are left. Raises OSError where it cannot be notified."""
 
     async def come(self, group: int, timeout_s: float) -> None:
         """Wait until another one is there, or there is news for ``group``; ``timeout_s`` at most."""
@@ -52,9 +52,9 @@ class NoStandbys:
 
     there = False
 
-    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
+    def take(self, start: GroupStart, rests: bool) -> str:
         """Nobody asks for what is not there."""
-        raise AssertionError(f"no standby can be {start} after {lost}")
+        raise AssertionError(f"no standby can be {start}")
 
     async def come(self, group: int, timeout_s: float) -> None:
         """None will."""
@@ -76,7 +76,7 @@ class RestartedJob:
     announce: Callable[[str], None]
     """Shows one line to the user."""
     is_left: Callable[[int], bool] = lambda group: False
-    """Whether a group has processes."""
+    """Whether a process is left where a group would be started again."""
     before: Callable[[GroupStart], GroupStart | None] = lambda start: None
     """The start that a group left for this one, which has not been a member yet; None for any other."""
     has_room: Callable[[], bool] = lambda: False
@@ -160,7 +160,7 @@ class Restarter:
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
             if self._standbys.there:
-                taken = self._standbys.take(again, start, start in self._drained)
+                taken = self._standbys.take(again, start in self._drained)
                 reported = f"the place of group {group} is taken by {taken}"
             else:
                 self._job.begin(again)

@@ -1,7 +1,7 @@
 """The standbys of one job attempt: groups of ranks that have built their model and wait for the place of a lost group.
 
-Promises: a place is given to one standby, all processes of which live, or to none; a standby that has lost a process
-gets none and is ended; in the slot that a group leaves, the next standby begins.
+Promises: a place is given to one standby, all processes of which live and run, or to none; a standby that has lost a
+process gets none and is ended; in the slot that a group leaves, the next standby begins.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ class Standbys:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._came.wait(), timeout_s)
 
-    def take(self, start: GroupStart, lost: GroupStart, rests: bool) -> str:
-        """Give a standby the place of the group that lost ``lost``, as ``start``; returns who has it, in words. Where
-        ``rests`` no standby begins in the slot that is left. Raises OSError where that cannot be written: that standby
-        is ended, since it may have read it all the same."""
+    def take(self, start: GroupStart, rests: bool) -> str:
+        """Give a standby the place of a group, as ``start``; returns who has it, in words. Where ``rests`` no standby
+        begins in the slot that is left. Raises OSError where that cannot be written: that standby is ended, since it
+        may have read it all the same."""
         since_s = self._since_s()
         number = first_choice(since_s)
         assert number is not None, "asked before"
@@ -113,19 +113,21 @@ class Standbys:
         self._job.adopt(start, [one.became(start, one.position, self._dir) for one in standby.ranks])
         self._job.changed()
         if not rests:
-            self._job.beside(self._follow(start, lost, left))
+            self._job.beside(self._follow(start, left))
         since = "still about to start" if at_s is None else f"waiting since {time.strftime('%X', time.localtime(at_s))}"
         return f"standby {number}, as incarnation {start.incarnation} ({since})"
 
     def _since_s(self) -> dict[int, float | None]:
-        """Standby that could take a place -> since when it waits, None where it does not yet."""
-        able = {n: one.ranks for n, one in self._standbys.items() if not one.spent}
-        return {n: waits_since_s(self._dir, ranks) for n, ranks in able.items() if all(r.child.alive for r in ranks)}
+        """Standby that could take a place -> since when it waits, None where it does not yet. One with a process that
+        a signal has stopped would not read its place."""
+        able = {n: [r.child for r in one.ranks] for n, one in self._standbys.items() if not one.spent}
+        runs = [n for n, ranks in able.items() if all(rank.alive and not rank.stopped for rank in ranks)]
+        return {n: waits_since_s(self._dir, self._standbys[n].ranks) for n in runs}
 
-    async def _follow(self, start: GroupStart, lost: GroupStart, slot: int) -> None:
-        """Start the next standby in the slot that ``lost`` leaves."""
+    async def _follow(self, start: GroupStart, slot: int) -> None:
+        """Start the next standby in the slot that was left for ``start``."""
         await self._refills.after_return(start)
-        await self._refills.until_gone(lost)
+        await self._refills.until_free(slot)
         await self._refill(slot, "")
 
     async def _refill(self, slot: int, why: str) -> None:
@@ -133,14 +135,18 @@ class Standbys:
             self._start(slot)
 
     def _start(self, slot: int) -> None:
-        number = next(self._memory.numbers)
+        number, spent = next(self._memory.numbers), ""
+        ranks = list[WaitingProcess]()
         try:
-            ranks = self._starter.standby(_name(number), slot, lambda one: self._ended(number, one))
+            self._starter.standby(_name(number), slot, lambda one: self._ended(number, one), ranks)
         except OSError as error:
-            self._job.beside(self._refill(slot, f"standby {number} could not be started: {words(error)}"))
-            return
+            spent = f"standby {number} could not be started: {words(error)}"
+            if not ranks:
+                self._job.beside(self._refill(slot, spent))
+                return
+            end(ranks)
         self._book.begins(number, slot)
-        self._standbys[number] = _Standby(slot, ranks)
+        self._standbys[number] = _Standby(slot, ranks, spent)
         self._came.set()
         self._job.changed()
 

@@ -56,9 +56,6 @@ def reported(job: Job, about: str) -> list[str]:
     return [re.sub(r"since [\d:]+", "since T", line) for line in found]
 
 
-COUNT = "of at most 3 within an hour"
-
-
 def status_line(job: Job) -> str:
     """What spare-status says of who waits."""
     return waiting_text(status_of(RunDirectory(job.run_dir))["waiting"])
@@ -67,16 +64,18 @@ def status_line(job: Job) -> str:
 def test_one_standby_after_another(
     tmp_path: Path, failure_free_of_three: dict[int, set[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first is killed just behind its place's writing, while one of its ranks cannot read; the next ones take the
-    place of the group, and then of one that is drained, on whose devices nothing is started."""
+    """The first is killed just behind its place's writing: the group begins where that was, while a process is left
+    where the group was first. The next one takes the place of a group that is drained, on whose devices nothing is
+    started."""
     job = start(tmp_path, "--spare-standby-groups", "1", *PAUSE)
     wait_for(job, "standby-0")
-    late = max(waiting(job)["standby-0"])
-    job.kill(late, number=signal.SIGSTOP)
+    late, stopped = max(waiting(job)["standby-0"]), job.pid(2, 0)
+    job.kill(stopped, number=signal.SIGSTOP)
     job.kill(job.pid(2, 1))
     job.wait_for("its place", lambda: bool(reported(job, "standby 0, as incarnation 1")))
     job.kill(late)
     job.wait_for("group 2", lambda: is_member(job, 2, 2), timeout_s=120.0)
+    job.kill(stopped)
     job.wait_for("a standby", lambda: any(len(pids) == SIZE for pids in waiting(job).values()), timeout_s=120.0)
     [(name, _)] = waiting(job).items()
     assert main([str(job.run_dir), "--group", "0"]) == 0
@@ -84,7 +83,7 @@ def test_one_standby_after_another(
     check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), failure_free_of_three)
     check_simulated(job, admissions=2)
     taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
-    assert reported(job, "group 0") == [f"{taken}: restart 1 {COUNT}"]
+    assert reported(job, "group 0") == [f"{taken}: restart 1 of at most 3 within an hour"]
     later = f"standby-{1 + int(name.removeprefix('standby-'))}"
     assert not (job.run_dir / "logs" / later).exists()
     log = job.run_dir / "logs" / "group-0" / "rank-0.incarnation-1.log"
@@ -111,14 +110,15 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, failure_free
 
 
 def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path) -> None:
-    """Where groups give pieces that they have not begun, the group that has just come takes its share at once."""
+    """Where groups give pieces that they have not begun, the group that has just come takes its share at once. It comes
+    in place of one whose only process is stopped, and does not end."""
     pieces, words = 8, ("--joins", "--ahead", "2", "--heartbeat-s", "2")
     toy = ("--steps", "100", "--pieces", str(pieces), "--redundancy", "3", "--piece-s", "0.1")
     flags = ("--spare-max-group-restarts", "3", "--spare-standby-groups", "1", *PAUSE)
     job = launch(tmp_path, *toy, *words, *flags, groups=GROUPS, group_size=1)
     job.wait_for("standby-0", lambda: len(waiting(job).get("standby-0", ())) == 1, timeout_s=120.0)
     job.wait_for_step(job.metrics[-1]["step"] + 2 if job.metrics else 2)
-    job.kill(job.pid(2, 0))
+    job.kill(job.pid(2, 0), number=signal.SIGSTOP)
     job.wait_for("group 2", lambda: is_member(job, 2, 1), timeout_s=120.0)
     leave_whole(job, GROUPS)
     check_voted(tmp_path / "journal.jsonl", GROUPS, pieces)

@@ -92,6 +92,11 @@ class Restarter:
         self._job, self._client, self._memory = job, client, memory
         self._standbys: StandbyStock = standbys or NoStandbys()
         self._drained: set[GroupStart] = set()
+        """Starts that an operator has let leave: that counts as no restart, and does not wait."""
+        self._unstarted: set[GroupStart] = set()
+        """Starts that failed at once: the next attempt counts, whatever was asked of the one before."""
+        self._resting: set[GroupStart] = set()
+        """Those whose groups are still to be out: where they were nothing is started."""
         self._handled: set[GroupStart] = set()
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
@@ -135,8 +140,8 @@ class Restarter:
             await asyncio.sleep(GONE_LOOK_S)
         if self._job.over():
             return
-        moves, attempt = start in self._asked, self._job.before(start) is not None
-        then = NextStart(0.0, 0) if moves or attempt else restarts.after_loss(group, time.monotonic())
+        uncounted = self._uncounted(start)
+        then = NextStart(0.0, 0) if uncounted else restarts.after_loss(group, time.monotonic())
         if then.pause_s is None:
             self._kept_out.add(group)
             self._job.announce(
@@ -144,7 +149,7 @@ class Restarter:
                 f"{self._first_exits[start]}: the job goes on without it"
             )
             return
-        if start.restarts and not moves:
+        if start.restarts and start not in self._asked | self._drained:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
             self._job.announce(
                 f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
@@ -155,24 +160,31 @@ class Restarter:
         known = await self._room(start)
         if known is None:
             return
-        if not moves and not attempt:
+        if not uncounted:
             restarts.begins(group, time.monotonic())
         again = GroupStart(group, self._memory.incarnations.next(group, known), start.restarts + 1)
         try:
             if self._standbys.there:
-                taken = self._standbys.take(again, start in self._drained)
+                taken = self._standbys.take(again, start in self._resting)
                 reported = f"the place of group {group} is taken by {taken}"
             else:
                 self._job.begin(again)
                 reported = f"group {group} is started again, as incarnation {again.incarnation}"
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
+            self._unstarted.add(again)
             await self.bring_back(again)
             return
-        why = f"restart {then.before + 1} of at most {restarts.most} within an hour"
-        if moves or attempt:
-            why = "it has left for that" if moves else "its attempt at home counts as no restart"
+        why = uncounted or f"restart {then.before + 1} of at most {restarts.most} within an hour"
         self._job.announce(f"{reported}: {why}")
+
+    def _uncounted(self, start: GroupStart) -> str:
+        """Why the loss of ``start`` is followed by no restart that counts; empty where it is."""
+        if start in self._asked:
+            return "it has left for that"
+        if start in self._drained:
+            return "it was drained, which counts as no restart"
+        return "its attempt at home counts as no restart" if self._job.before(start) is not None else ""
 
     async def _room(self, start: GroupStart) -> int | None:
         """Wait until a standby is there, or no process of the group is and the host is fit for it; returns the highest
@@ -210,10 +222,13 @@ class Restarter:
                     self._kept_out.add(group)
                     self._job.announce(f"group {group} is not started again: {answer.why}")
                 return None
+            if answer.drained:
+                self._resting.add(start)
+                self._drained |= {start} - self._unstarted
             if answer.now:
+                self._resting.discard(start)
                 return None if self._job.over() or not self._job.trains() else int(answer.highest_incarnation)
             if answer.drained and (self._standbys.there or self._job.has_room()):
-                self._drained.add(start)
                 return int(answer.highest_incarnation)
             if answer.drained and not reported:
                 reported = True

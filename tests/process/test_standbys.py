@@ -83,7 +83,7 @@ def test_one_standby_after_another(
     check_same(leave_whole(job, GROUPS, (2, 2), (0, 1)), failure_free_of_three)
     check_simulated(job, admissions=2)
     taken = f"the place of group 0 is taken by {name.replace('-', ' ')}, as incarnation 1 (waiting since T)"
-    assert reported(job, "group 0") == [f"{taken}: restart 1 of at most 3 within an hour"]
+    assert reported(job, "group 0") == [f"{taken}: it was drained, which counts as no restart"]
     later = f"standby-{1 + int(name.removeprefix('standby-'))}"
     assert not (job.run_dir / "logs" / later).exists()
     log = job.run_dir / "logs" / "group-0" / "rank-0.incarnation-1.log"

@@ -388,3 +388,23 @@ def test_a_standby_that_is_stopped_takes_no_place(tmp_path: Path, monkeypatch: p
             assert world.live == {0: 0, 1: 0, 2: incarnation}
 
     play(monkeypatch, lambda: World(tmp_path, 1, standbys=2), story)
+
+
+def test_what_an_operator_takes_back_is_no_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one restart is left, and nobody waits for a pause."""
+
+    async def story(world: World) -> None:
+        for incarnation in (1, 2, 3):
+            world.drain(2)
+            await asyncio.sleep(10.0)
+            assert 2 not in world.live
+            world.undo(2)
+            await asyncio.sleep(12.0)
+            assert world.live[2] == incarnation
+        world.of(2)[0].signal(signal.SIGKILL)
+        await asyncio.sleep(20.0)
+        assert world.live[2] == 4, "its only restart"
+
+    world = play(monkeypatch, lambda: World(tmp_path, 1, standbys=0, restarts=1), story)
+    ends = [line.partition(": ")[2] for line in world.lines if "is started again, as" in line]
+    assert ends == ["it was drained, which counts as no restart"] * 3 + ["restart 1 of at most 1 within an hour"]

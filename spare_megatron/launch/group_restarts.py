@@ -8,7 +8,7 @@ Promises:
 * The first restart within that time begins at once; each further one waits twice as long as the one before it, from
   a first pause up to PAUSES_MOST of them.
 * :class:`Absences` counts a group as gone only after LEAVE_S in which the coordinator did not name it, and not before
-  it has come.
+  it has come; a group that has not come within COME_S is late.
 * A number that :class:`Incarnations` draws for a group is above all that were drawn or known for it before.
 """
 
@@ -27,6 +27,11 @@ PAUSES_MOST = 60.0
 """The longest pause, in first pauses."""
 LEAVE_S = 5.0
 """How long the processes of a group that was fenced have to leave by themselves."""
+COME_S = 1800.0
+"""How long a start of a group has until the coordinator names it. What its ranks wait for before that has limits of its
+own, which are shorter (they meet each other; data are brought); a start that takes longer hangs."""
+FENCED = "it was fenced"
+LATE = f"it has not reached the coordinator within {COME_S / 60:g} minutes"
 
 
 def pause_s(before: int, first_s: float = FIRST_PAUSE_S) -> float:
@@ -65,6 +70,7 @@ class Absences:
         """``come``: those that count as named once before the first look."""
         self._come = {start.member for start in come}
         self._since_s: dict[GroupStart, float] = {}
+        self._began_s: dict[GroupStart, float] = {}
 
     def gone(self, starts: Iterable[GroupStart], there: set[tuple[int, int]], now_s: float) -> list[GroupStart]:
         """Those of ``starts`` that are gone, at a look that finds ``there`` named."""
@@ -72,6 +78,12 @@ class Absences:
         away = [start for start in starts if start.member in self._come - there]
         self._since_s = {start: self._since_s.get(start, now_s) for start in away}
         return [start for start in away if now_s > self._since_s[start] + LEAVE_S]
+
+    def late(self, starts: Iterable[GroupStart], now_s: float) -> list[GroupStart]:
+        """Those of ``starts`` that have not come in the looks of :meth:`gone` up to now, and should have."""
+        awaited = [start for start in starts if start.member not in self._come]
+        self._began_s = {start: self._began_s.get(start, now_s) for start in awaited}
+        return [start for start in awaited if now_s > self._began_s[start] + COME_S]
 
 
 @dataclass(frozen=True)

@@ -305,9 +305,9 @@ class LocalAttempt:
         self._client.beside(self._report(exited, start, time.monotonic()))
         self._client.beside(self._end_group(start, ORDERLY_GRACE_S if status == 0 else GROUP_GRACE_S))
 
-    def _group_gone(self, start: GroupStart) -> None:
-        """A start of a group has been fenced, and none of its processes need end: bring the group back."""
-        self._restarter.note(start, 0, ExitCode.FENCED)
+    def _group_gone(self, start: GroupStart, why: str) -> None:
+        """A start of a group has been fenced, or hangs, and none of its processes need end: bring the group back."""
+        self._restarter.note_error(start, why)
         self._client.beside(self._end_group(start, 0.0))
         self._client.beside(self._restarter.bring_back(start))
 

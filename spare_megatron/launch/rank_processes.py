@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spare_megatron.launch.group_restarts import Absences, GroupStart, named
+from spare_megatron.launch.group_restarts import FENCED, LATE, Absences, GroupStart, named
 from spare_megatron.launch.processes import ListedRank
 from spare_megatron.launch.rank_process import RankProcess, RankStarter
 from spare_megatron.runtime.run_directory import glance
@@ -97,19 +97,21 @@ class RankProcesses:
                 rank.child.signal(signal.SIGKILL)
         return stopped
 
-    async def end_hung(self, status: Path, over: Callable[[], bool], gone: Callable[[GroupStart], None]) -> None:
+    async def end_hung(self, status: Path, over: Callable[[], bool], gone: Callable[[GroupStart, str], None]) -> None:
         """Until the job is ``over``, kill the processes of groups that the coordinator's ``status`` file once named and
-        has not named for LEAVE_S: they were fenced, which is final, so an old file does no harm. Stopped processes are
-        left. ``gone`` is called once for each such start: none of its processes may end, where they are stopped or
-        cannot be killed."""
+        has not named for LEAVE_S: they were fenced, which is final, so an old file does no harm; and of those that it
+        should have named. Stopped processes are left. ``gone`` is called once for each such start, with the reason:
+        none of its processes may end, where they are stopped or cannot be killed."""
         absences, known = Absences(), set[GroupStart]()
         while not over():
             await asyncio.sleep(LOOK_S)
             reported = glance(status)
             if reported is not None and reported["phase"] == "running":
-                starts = sorted({rank.start for rank in self.living})
-                for start in absences.gone(starts, named(reported), time.monotonic()):
+                starts, now_s = sorted({rank.start for rank in self.living}), time.monotonic()
+                found = dict.fromkeys(absences.gone(starts, named(reported), now_s), FENCED)
+                found |= dict.fromkeys(absences.late(starts, now_s), LATE)
+                for start, why in found.items():
                     if start not in known:
                         known.add(start)
-                        gone(start)
+                        gone(start, why)
                     await self.end_group(start, 0.0, over)

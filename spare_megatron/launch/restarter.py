@@ -115,8 +115,8 @@ class Restarter:
         self._first_exits.setdefault(start, f"rank {position}: {how}")
 
     def note_error(self, start: GroupStart, sentence: str) -> None:
-        """A rank of a group that was started again has found a user's error. Most of these stay, but not all: a disk or
-        a coordinator that was not there for a while is one too."""
+        """A rank of a group that was started again has found a user's error, or none of it has ended and it is gone all
+        the same. Most errors stay, but not all: a disk or a coordinator that was not there for a while is one too."""
         self._first_exits.setdefault(start, sentence)
 
     def asked_to_leave(self, start: GroupStart) -> None:

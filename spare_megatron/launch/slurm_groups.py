@@ -30,7 +30,7 @@ from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.launch.attempt_report import LINES_SHOWN, is_users_error, tail
 from spare_megatron.launch.coordinator_client import CoordinatorClient, drain_for_now, with_age
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG, HealthFault
-from spare_megatron.launch.group_restarts import Absences, GroupStart, LaunchMemory, named
+from spare_megatron.launch.group_restarts import LATE, Absences, GroupStart, LaunchMemory, named
 from spare_megatron.launch.group_shapes import WayHome, allowed_shapes
 from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
@@ -192,8 +192,12 @@ class SlurmGroups:
             await asyncio.sleep(LOOK_S)
             status = glance(self._ranks.run_dir.status)
             if status is not None and (status["phase"], status["life"]) == ("running", self._ranks.job_attempt):
-                for start in self._absences.gone(self._newest.values(), named(status), time.monotonic()):
+                newest, now_s = list(self._newest.values()), time.monotonic()
+                for start in self._absences.gone(newest, named(status), now_s):
                     self._lost(start, failed=start.group not in status["drained"])
+                for start in self._absences.late(newest, now_s):
+                    self._restarter.note_error(start, LATE)
+                    self._lost(start)
 
     def _lost(self, start: GroupStart, failed: bool = True) -> None:
         if start not in self._handled and not self._over():

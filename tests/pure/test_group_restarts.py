@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spare_megatron.launch.group_restarts import (
+    COME_S,
     FIRST_PAUSE_S,
     LEAVE_S,
     PAUSES_MOST,
@@ -117,6 +118,19 @@ def test_no_incarnation_of_a_group_is_drawn_twice(draws: list[tuple[int | None, 
             number = drawn.next(group, known)
             assert number > max(known, seen[group])
             seen[group] = number
+
+
+def test_a_start_that_never_comes_is_late() -> None:
+    comes, hangs = GroupStart(0, 1, restarts=1), GroupStart(1, 1, restarts=1)
+    absences, both = Absences(), [comes, hangs]
+
+    def late(there: set[tuple[int, int]], now_s: float) -> list[GroupStart]:
+        assert absences.gone(both, there, now_s) == []
+        return absences.late(both, now_s)
+
+    assert late(set(), 10.0) == late({comes.member}, 20.0) == late({comes.member}, 10.0 + COME_S) == []
+    assert late({comes.member}, 10.1 + COME_S) == [hangs]
+    assert late({comes.member, hangs.member}, 11.0 + COME_S) == []
 
 
 def test_who_is_gone() -> None:

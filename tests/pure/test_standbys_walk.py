@@ -22,7 +22,15 @@ from spare_megatron.config.place import PLACE_FILE
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.coordinator.call_answers import RestartAnswers
 from spare_megatron.flags.launcher_flags import LauncherFlags
-from spare_megatron.launch import job_attempt, rank_process, rank_processes, refills, restarter, standbys
+from spare_megatron.launch import (
+    group_restarts,
+    job_attempt,
+    rank_process,
+    rank_processes,
+    refills,
+    restarter,
+    standbys,
+)
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
@@ -80,6 +88,7 @@ class Child:
     async def live(self) -> None:
         """Start, wait for a place where that is to be, and say that it is there."""
         await asyncio.sleep(self.world.choose.uniform(1.0, 6.0))
+        hangs = self.world.choose.random() < self.world.hanging
         if PLACE_FILE in self.environ:
             place = Path(self.environ[PLACE_FILE])
             await self.until(lambda: self.runs)
@@ -87,7 +96,7 @@ class Child:
             await self.until(lambda: self.runs and place.exists())
             del self.environ[PLACE_FILE]
             self.environ |= json.loads(place.read_text())["environ"]
-        await self.until(lambda: self.runs)
+        await self.until(lambda: self.runs and not hangs)
         self.world.arrived(self)
 
     async def until(self, true: Callable[[], bool]) -> None:
@@ -107,6 +116,8 @@ class World:
         self.highest: dict[int, int] = {}
         self.drained: frozenset[int] = frozenset()
         self.here: dict[Member, list[Child]] = {}
+        self.hanging = 0.0
+        """How often a process hangs before it is there."""
         self.failing = 0.0
         """How often a process cannot be started, and a place not be written for sure."""
         self.idle_s = 0.0
@@ -293,7 +304,7 @@ class World:
                         one.stuck = True
                 case "go on":
                     self.go_on()
-                    self.failing = self.choose.choice((0.0, 0.3))
+                    self.failing, self.hanging = self.choose.choice(((0.0, 0.0), (0.3, 0.0), (0.0, 0.3)))
                 case "standby" if standbys:
                     one = self.choose.choice(self.choose.choice(standbys))
                     one.stopped = self.choose.random() < 0.5
@@ -306,7 +317,7 @@ class World:
 
     def go_on(self) -> None:
         """Whatever was stopped runs, what was stuck can be killed, and nothing fails any more."""
-        self.failing = 0.0
+        self.failing = self.hanging = 0.0
         for one in self.children:
             one.stopped = one.stuck = False
 
@@ -315,6 +326,7 @@ def play(monkeypatch: pytest.MonkeyPatch, make: Callable[[], World], story: Call
     loop, worlds = SkippingLoop(), list[World]()
     for module in (job_attempt, rank_processes, refills, restarter):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
+    monkeypatch.setattr(group_restarts, "COME_S", 20.0)
     monkeypatch.setattr(restarter, "GONE_LOOK_S", 1.0)
     monkeypatch.setattr(refills, "LOOK_S", 1.0)
     monkeypatch.setattr(standbys, "give_place", lambda *words: worlds[0].give_place(*words))
@@ -376,6 +388,21 @@ def test_a_standby_takes_the_place_of_a_group_whose_processes_do_not_end(
         assert world.live == {0: 0, 1: 0, 2: 2}
 
     play(monkeypatch, lambda: World(tmp_path, 1), story)
+
+
+def test_a_start_that_hangs_before_it_is_there_is_followed_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(world: World) -> None:
+        world.hanging = 1.0
+        world.of(2)[0].signal(signal.SIGKILL)
+        await asyncio.sleep(10.0)
+        world.hanging = 0.0
+        await asyncio.sleep(40.0)
+        assert world.live == {0: 0, 1: 0, 2: 2}
+
+    world = play(monkeypatch, lambda: World(tmp_path, 1, standbys=0), story)
+    assert any(f"has failed again, {group_restarts.LATE}" in line for line in world.lines)
 
 
 def test_a_standby_that_is_stopped_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,9 +116,14 @@ def refuse(sentence: str, place: Place | None) -> ExitCode:
     return ExitCode.BAD_INPUT
 
 
-def leave(code: ExitCode) -> NoReturn:
+def leave(code: ExitCode, place: Place | None = None) -> NoReturn:
     """End this process at once: other ranks of this group may be dead, so no exit handler may run that waits for
     them."""
+    status = int(code)
+    if code == ExitCode.FENCED and place is not None:
+        from spare_megatron.worker.fenced_end import status_of
+
+        status = status_of(code, place)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(status)

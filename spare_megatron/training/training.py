@@ -56,7 +56,7 @@ def pretrain(*positional: Any, **named: Any) -> None:
     except ConfigError as error:
         code = command_line.refuse(str(error), place)
     if code != ExitCode.FINISHED:
-        command_line.leave(code)
+        command_line.leave(code, place)
 
 
 def get_train_valid_test_num_samples() -> tuple[int, int, int]:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
+from spare_megatron.cli.drain import main
 from spare_megatron.control_plane.channel import Security
 from spare_megatron.launch.coordinator_client import CoordinatorClient
 from spare_megatron.launch.preload_client import ForkedProcess
@@ -66,7 +67,9 @@ def ranks(torchrun: ForkedProcess) -> list[psutil.Process]:
     return sorted(found, key=lambda child: int(child.environ()["RANK"]))
 
 
-def test_torchrun_starts_its_group_again_and_it_joins(started: dict[str, ForkedProcess], tmp_path: Path) -> None:
+def test_torchrun_starts_its_group_again_but_for_one_that_is_drained(
+    started: dict[str, ForkedProcess], tmp_path: Path
+) -> None:
     run_dir = RunDirectory(tmp_path)
 
     def status() -> dict[str, Any]:
@@ -77,6 +80,10 @@ def test_torchrun_starts_its_group_again_and_it_joins(started: dict[str, ForkedP
     until("group 1 is back", lambda: status()["live"] == {"0": 0, "1": 1}, tmp_path)
     joined = status()["step"]
     until("steps of both", lambda: status()["step"] >= joined + 4, tmp_path)
+    assert main([str(tmp_path), "--group", "1"]) == 0
+    assert started["group 1"].wait(60) == 0
+    until("a step of one", lambda: status()["step"] >= joined + 6, tmp_path)
+    assert (status()["live"], status()["drained"]) == ({"0": 0}, [1])
 
     async def stop() -> None:
         client = CoordinatorClient(run_dir, Security(run_dir.token(), ""), lambda: False)

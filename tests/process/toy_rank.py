@@ -30,6 +30,7 @@ from spare_megatron.placement import build_placement
 from spare_megatron.protocol.messages import JobSpec
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.worker.fault_injection import Injector
+from spare_megatron.worker.fenced_end import status_of
 from spare_megatron.worker.group_store import GroupStore
 from spare_megatron.worker.rendezvous import group_store, on_one_host
 from spare_megatron.worker.save_mail import SaveMail
@@ -97,7 +98,7 @@ def main() -> int:
     code = train_rank(rank, engine, saver, injector, partial(_open, options, place))
     if code == ExitCode.FINISHED and (engine.step or first_step):  # a learner that never joined holds nothing
         _leave_digest(engine, place)
-    return int(code)
+    return status_of(code, place)
 
 
 def _slowness(options: argparse.Namespace, injector: Injector, group: int, step: int) -> float:

@@ -34,8 +34,6 @@ EXAMPLE = """examples:
   spare-drain runs/first --group 2 --undo"""
 CALL_S = 5.0
 LOOK_S = 0.2
-EARLY = ("closed", "forming")
-"""Phases of a job in which nobody is asked to leave."""
 REASON_MAX = 200
 """Characters of a reason: it goes into lines of the output."""
 GROUPS_MAX = 1 << 20
@@ -63,8 +61,9 @@ def _group(text: str) -> int:
     return int(text)
 
 
-def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[int]:
-    """The groups that leave, or may stay. Raises ConfigError where the coordinator refuses or cannot be reached."""
+def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> pb.DrainAnswer:
+    """The answer, with the groups that leave, or may stay. Raises ConfigError where the coordinator refuses or cannot
+    be reached."""
     known = run_dir.coordinator()
     if known is None:
         raise ConfigError(f"{run_dir.path} has no coordinator.json; give the --run-dir of a job that trains")
@@ -84,24 +83,24 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> list[i
         ) from None
     if answer.refusal:
         raise ConfigError(answer.refusal)
-    return list(answer.groups)
+    return answer
 
 
-def departures(run_dir: RunDirectory, groups: Sequence[int]) -> Iterator[tuple[int, int | None]]:
+def departures(run_dir: RunDirectory, groups: Sequence[int], epoch: int) -> Iterator[tuple[int, int | None]]:
     """(group, the step that was committed last) as they leave; no step for those that the end of the job, or the
-    taking back of the request, finds there. status.json is written a while after what it tells of: at first it may be
-    older than the request."""
-    there, seen = set(groups), set[int]()
+    taking back of the request, finds there. status.json is written a while after what it tells of: one of before
+    ``epoch``, that of the answer to the request, tells nothing."""
+    there, before = set(groups), dict[int, int | None]()
     while there:
         status = glance(run_dir.status)
-        if status is not None and (seen or status["phase"] not in EARLY):
-            over, wanted = status["phase"] != "running", seen.intersection(status.get("drained", []))
+        if status is not None and status["epoch"] >= epoch:
+            over = status["phase"] != "running"
             for group in sorted(there):
-                out = str(group) not in status["live"]
-                if out or over or group in seen - wanted:
+                now = status["live"].get(str(group))
+                out = now is None or now != before.setdefault(group, now)  # another has its place
+                if out or over or group not in status.get("drained", []):
                     there.remove(group)
                     yield group, status["step"] if out and not over else None
-            seen |= there.intersection(status.get("drained", []))
         time.sleep(LOOK_S if there else 0.0)
 
 
@@ -125,7 +124,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     what = f" ({reason})" if reason else ""
     by = f"spare-drain by {user()} on {socket.gethostname()}{what}"
     request = pb.DrainRequest(groups=args.group, hosts=_addresses(args.node), reason=by, undo=args.undo)
-    groups = ask(run_dir, request, args.tls_dir)
+    answer = ask(run_dir, request, args.tls_dir)
+    groups = list(answer.groups)
     who = f"{counted(len(groups), 'group')} ({', '.join(map(str, groups))})"
     if args.undo:
         sys.stdout.write(f"{who} may stay or be started again\n")
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     sys.stdout.flush()
     try:
-        for group, step in departures(run_dir, groups) if not args.no_wait else ():
+        for group, step in departures(run_dir, groups, answer.epoch) if not args.no_wait else ():
             how = f"has left; step {step} is committed" if step is not None else "has not left"
             sys.stdout.write(f"group {group} {how}\n")
             sys.stdout.flush()

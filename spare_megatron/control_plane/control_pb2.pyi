@@ -526,11 +526,12 @@ class DrainRequest(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[int]] = ..., hosts: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., undo: _Optional[bool] = ..., for_now: _Optional[bool] = ...) -> None: ...
 
 class DrainAnswer(_message.Message):
-    __slots__ = ("refusal", "groups", "undecided")
+    __slots__ = ("refusal", "groups", "undecided", "epoch")
     refusal: str
     groups: _containers.RepeatedScalarFieldContainer[int]
     undecided: bool
-    def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., undecided: _Optional[bool] = ...) -> None: ...
+    epoch: int
+    def __init__(self, refusal: _Optional[str] = ..., groups: _Optional[_Iterable[int]] = ..., undecided: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class AgentReport(_message.Message):
     __slots__ = ("lent", "found", "checked", "ended", "leaves")

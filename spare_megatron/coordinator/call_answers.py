@@ -102,4 +102,4 @@ class DrainRequests:
             self._apply(event)
             if undecided := self._waits():
                 refused = "the request could not be written down yet; look at spare-status, and try again"
-        return pb.DrainAnswer(refusal=refused, groups=groups, undecided=undecided)
+        return pb.DrainAnswer(refusal=refused, groups=groups, undecided=undecided, epoch=self._state().epoch)

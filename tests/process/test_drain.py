@@ -50,19 +50,32 @@ def drain(capsys: pytest.CaptureFixture[str]) -> Drain:
     return Drain(capsys)
 
 
-@pytest.mark.parametrize(("last", "reported"), [(("running", [2], "01"), 7), (("stopped", [2], "012"), None)])
-def test_a_status_of_before_the_job_trained_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, last: tuple[str, list[int], str], reported: int | None
+Look = tuple[int, str, list[int], dict[str, int]]
+
+
+@pytest.mark.parametrize(
+    ("last", "reported"),
+    [
+        ((4, "running", [2], {"0": 0}), 7),
+        ((4, "running", [], {"0": 0, "2": 1}), 7),
+        ((3, "running", [], {"0": 0, "2": 0}), None),
+        ((3, "stopped", [2], {"0": 0, "2": 0}), None),
+    ],
+    ids=["it has left", "another has its place", "it may stay", "the end"],
+)
+def test_a_status_of_before_the_request_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, last: Look, reported: int | None
 ) -> None:
-    looks = [("forming", [], "01"), ("forming", [], "012"), ("running", [], "012"), ("running", [2], "012"), last]
+    """The group had joined just before."""
+    looks = [(0, "forming", [], {}), (1, "running", [], {"0": 0}), (2, "running", [], {"0": 0, "2": 0})]
     statuses = [
-        {"phase": phase, "drained": drained, "live": dict.fromkeys(live, 0), "step": 7}
-        for phase, drained, live in looks
+        {"epoch": epoch, "phase": phase, "drained": drained, "live": live, "step": 7}
+        for epoch, phase, drained, live in (*looks, (3, "running", [2], {"0": 0, "2": 0}), last)
     ]
     left = iter([None, *statuses])
     monkeypatch.setattr(drain_command, "glance", lambda path: next(left))
     monkeypatch.setattr(drain_command, "LOOK_S", 0.0)
-    assert list(drain_command.departures(RunDirectory("unread"), [2])) == [(2, reported)]
+    assert list(drain_command.departures(RunDirectory("unread"), [2], 3)) == [(2, reported)]
 
 
 def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Path, drain: Drain) -> None:

@@ -102,7 +102,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def departed(run_dir: RunDirectory) -> None:
     """What spare-drain looks at while it waits; it would wait on for a group that has not left."""
-    for found in drain.departures(run_dir, []):
+    for found in drain.departures(run_dir, [], 0):
         assert found
 
 

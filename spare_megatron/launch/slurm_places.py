@@ -73,9 +73,9 @@ class SlurmPlaces:
 
     @property
     def has_room(self) -> bool:
-        """Whether any place is free."""
+        """Whether any place is free on which something may be started."""
         taken = Counter(node for places in self._places.values() for node, _ in places)
-        return any(room > taken[number] for number, room in enumerate(self._rooms))
+        return any(room > taken[number] for number, room in enumerate(self._rooms) if number not in self.resting)
 
     def add_node(self, room: int) -> int:
         """A node comes, with so many free places; returns its number."""

@@ -39,6 +39,13 @@ def test_a_group_moves_to_a_spare_node_and_on_to_the_next() -> None:
     assert not places.has_room or sum(map(len, map(places.of, range(3)))) == 12
 
 
+def test_a_node_that_a_drained_group_has_left_is_no_room() -> None:
+    places = SlurmPlaces(allocation(2, 1, (1, 1, 1)), 1)
+    assert places.has_room
+    assert places.move(1, {1}, {0, 2}, rest={1}) == {1: 2}
+    assert not places.has_room
+
+
 def test_of_a_group_of_many_nodes_only_the_lost_one_is_replaced() -> None:
     places = SlurmPlaces(allocation(2, 6, (2,) * 8), 6)
     assert places.move(0, {1}, {0, 2, 3, 4, 5, 7}) == {1: 7}

@@ -53,7 +53,11 @@ class ExitReport:
 @contextlib.contextmanager
 def exit_reported(run_dir: RunDirectory, place: Place) -> Iterator[None]:
     """Inside this context an exception that is no user's error (which has a way of its own) is written to the run
-    directory before it goes on. Where the disk fails it is in the rank's log alone."""
+    directory before it goes on. Where the disk fails it is in the rank's log alone, as is that of a process which began
+    as a standby: it was of no group then, and has a context of its own once it has a place."""
+    if place.place_file:
+        yield
+        return
     log = run_dir.log_of(place.group, place.position, place.incarnation if place.restarts else None)
     folder = run_dir.errors
     mine = f"group-{place.group}-rank-{place.position}.words.json"

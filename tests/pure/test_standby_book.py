@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spare_megatron.config.place import Place
+from spare_megatron.control_plane.exit_report import exit_reported, read_exit_reports
 from spare_megatron.launch.standby_book import StandbyBook, first_choice
 from spare_megatron.monitor.waiting_counts import waiting_text
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 @pytest.mark.parametrize(
@@ -34,6 +40,15 @@ def test_the_next_standby_begins_where_the_lost_group_was() -> None:
     book.begins(1, 2)
     assert book.takes(1, 0) == 0
     assert (book.slot_of(0), book.free) == (2, [0])
+
+
+def test_what_a_standby_ends_by_is_not_said_to_be_group_0s(tmp_path: Path) -> None:
+    """Nor does it take away what group 0 has reported."""
+    run_dir, of_group_0 = RunDirectory(tmp_path), Place(0, 0, 2, 0, str(tmp_path), "spare-launch")
+    for place in (of_group_0, replace(of_group_0, place_file="standbys/standby-0.json")):
+        with pytest.raises(ValueError, match=place.home), exit_reported(run_dir, place):
+            raise ValueError(place.home)
+    assert [one.error for one in read_exit_reports(run_dir.errors)] == ["ValueError: group 0"]
 
 
 @given(st.integers(1, 4), st.integers(0, 3), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40))

@@ -111,7 +111,10 @@ class ParentLink:
                 "environ": dict(environ),
                 "directory": directory or os.getcwd(),
             }
-            return ForkedProcess(self, self._ask(request, (*streams, leash))["pid"], mine)
+            answer = self._ask(request, (*streams, leash))
+            if "errno" in answer:
+                raise OSError(answer["errno"], os.strerror(answer["errno"]))
+            return ForkedProcess(self, answer["pid"], mine)
         except BaseException:
             os.close(mine)
             raise

@@ -17,7 +17,8 @@ Messages (:mod:`spare_megatron.launch.preload_wire`):
 
 * ``hello`` with the modules to import, the search path and what the launcher gives its children -> ``ready``, or
   ``unfit`` with the sentence why, and with the ``module`` if it is one's fault.
-* ``start`` with command, environment and directory, descriptors of standard input, output, error and leash -> ``pid``.
+* ``start`` with command, environment and directory, descriptors of standard input, output, error and leash -> ``pid``,
+  or ``errno`` where the kernel forks no more.
 * ``reap`` with a pid -> ``status``, as :func:`os.waitstatus_to_exitcode` has it.
 """
 
@@ -112,7 +113,6 @@ class Parent:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._children: set[int] = set()
-        self._nohup = False
 
     def serve(self, hello: dict[str, Any]) -> ForkedScript | None:
         """Answer until the launcher is gone: None. In each forked process it returns the script to run."""
@@ -121,21 +121,21 @@ class Parent:
         except wire.ForkRefusedError as unfit:
             wire.send(self._sock, {"unfit": str(unfit), "module": unfit.module})
             return None
-        self._nohup = hello["settings"]["nohup"]
         wire.send(self._sock, {"ready": True})
         try:
             while True:
                 request, fds = wire.receive(self._sock)
                 failpoints.hit("preload.request")
                 if request["ask"] == "start":
-                    script = self._fork(request, fds)
-                    if script is not None:
-                        return script
+                    if self._fork(fds) == 0:
+                        break
                 else:
                     wire.send(self._sock, {"status": self._reaped(request["pid"])})
         except OSError:
             self._end_children()
             return None
+        self._sock.close()  # in the forked process, whose errors are its own
+        return ForkedScript(request, fds, hello["settings"]["nohup"])
 
     def _prepare(self, hello: dict[str, Any]) -> None:
         path = hello["search_path"]
@@ -144,18 +144,26 @@ class Parent:
         sys.path[:] = path
         import_all(hello["modules"])
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> ForkedScript | None:
-        pid = os.fork()
+    def _fork(self, fds: list[int]) -> int:
+        """Fork, and answer; returns 0 in the forked process. A host that has no room for another process is no reason
+        to end those that there are."""
+        try:
+            failpoints.hit("preload.fork")
+            pid = os.fork()
+        except OSError as error:
+            pid, answer = -1, {"errno": error.errno}
+        else:
+            answer = {"pid": pid}
         if pid == 0:
-            self._sock.close()
-            return ForkedScript(request, fds, self._nohup)
-        with contextlib.suppress(OSError):  # the child does it too: whoever is first
-            os.setpgid(pid, pid)
+            return 0
         for fd in fds:
             os.close(fd)
-        self._children.add(pid)
-        wire.send(self._sock, {"pid": pid})
-        return None
+        if pid > 0:
+            with contextlib.suppress(OSError):  # the child does it too: whoever is first
+                os.setpgid(pid, pid)
+            self._children.add(pid)
+        wire.send(self._sock, answer)
+        return pid
 
     def _reaped(self, pid: int) -> int | None:
         """The status of an ended child; None for one that has not ended, or is none."""

@@ -100,6 +100,7 @@ PLACES = {
     "rank_times.write": "a rank is about to write when it did the parts of a step",
     "preload.request": "a preloaded parent has received a request, and has done nothing for it yet",
     "command.begin": "the process of a user's command is there, and the guard is about to hear of it",
+    "preload.fork": "a preloaded parent is about to fork",
     "injected.write": "the mark that an injection was done is about to be written",
 }
 """Place -> when the code passes it."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,25 +81,32 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture
-def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
-    """A parent that has imported nothing, and its process."""
+@contextmanager
+def own_parent(*modules: str, **environ: str) -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
+    """A parent that has imported no more than these modules, and its process."""
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--fd", str(theirs.fileno())],
             cwd=ROOT,
-            env=preloaded.environment(),
+            env={**preloaded.environment(), **environ},
             pass_fds=[theirs.fileno()],
         )
     link = ParentLink(ours)
     try:
-        link.greet((), [str(ROOT), *sys.path[1:]])
+        link.greet(modules, [str(ROOT), *sys.path[1:]])
         link.receive()
         yield link, process
     finally:
         link.close()
         process.wait()
+
+
+@pytest.fixture
+def light() -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
+    """A parent that has imported nothing, and its process."""
+    with own_parent() as made:
+        yield made
 
 
 def start(link: ParentLink, command: list[str], log: Path, directory: Path, **environ: str) -> Any:
@@ -186,6 +194,23 @@ def test_an_end_of_the_launcher_ends_what_was_forked(
     link.close()
     assert process.wait(20.0) == 0
     until("their end", lambda: not any(has_not_ended(pid) for pid in (*pids, *started)))
+
+
+def test_an_error_of_one_process_is_no_end_of_the_others(tmp_path: Path) -> None:
+    """Neither one before its script runs (its directory cannot be entered), nor that of a fork."""
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("import time; print('on', flush=True); time.sleep(99)")
+    command = [sys.executable, str(path)]
+    with own_parent(SPARE_FAILPOINTS="preload:preload.fork=EAGAIN,after=2,times=1") as (link, _):
+        first = start(link, command, log, tmp_path)
+        assert start(link, command, tmp_path / "second", tmp_path / "gone").wait(20.0) == 1
+        last = (tmp_path / "second").read_text().splitlines()[-1]
+        assert last == f"FileNotFoundError: [Errno 2] No such file or directory: '{tmp_path / 'gone'}'"
+        with pytest.raises(BlockingIOError):
+            start(link, command, log, tmp_path)
+        third = start(link, command, log, tmp_path)
+        until("two lines", lambda: log.read_text() == "on\non\n")
+        assert (first.poll(), third.poll()) == (None, None)
 
 
 def test_what_was_forked_outlives_its_parent(light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from spare_megatron.launch import preload_wire as wire
 from spare_megatron.runtime.import_variables import import_environment
 
 ANSWER_S = 5.0
-"""How long a parent may take to fork or to reap; one that takes longer forks no more."""
+"""How long a parent may take to fork or to reap; one that takes longer is asked nothing more before it answers."""
 UNKNOWN = -int(signal.SIGKILL)
 """The status of a process whose parent ended before it: nobody knows it."""
 
@@ -73,7 +73,7 @@ class ParentLink:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.broken = False
-        """Whether the parent has not answered in time, or is gone: it then forks nothing more."""
+        """Whether the parent has not answered in time, or is gone: it is asked nothing before :meth:`hear`."""
 
     def greet(self, modules: Sequence[str], search_path: Sequence[str], **like: Any) -> None:
         """Say what is to be imported, and with which search path; :meth:`receive` reads the answer. Raises OSError
@@ -91,6 +91,17 @@ class ParentLink:
         if "unfit" in answer:
             raise wire.ForkRefusedError(answer["unfit"], answer["module"])
         self.sock.settimeout(ANSWER_S)
+
+    def hear(self) -> bool:
+        """Read what the parent has sent though nobody waits for it: an answer that came too late, after which it can be
+        asked again, or nothing: False, it has ended. A late process ends, because its leash is closed."""
+        try:
+            wire.receive(self.sock)
+        except OSError:
+            self.broken = True
+        else:
+            self.broken = False
+        return not self.broken
 
     def start(
         self,

@@ -39,8 +39,10 @@ class ForkRefusedError(Exception):
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
     """Send one message. Raises OSError where the other side is gone."""
     data = json.dumps(message).encode()
-    socket.send_fds(sock, [_LENGTH.pack(len(data))], list(fds))
-    sock.sendall(data)
+    whole = _LENGTH.pack(len(data)) + data  # at once: a short one is there whole, or not at all
+    sent = socket.send_fds(sock, [whole], list(fds))
+    if sent < len(whole):  # to send nothing is an error too where the other side has all that it waited for
+        sock.sendall(whole[sent:])
 
 
 def receive(sock: socket.socket) -> tuple[dict[str, Any], list[int]]:

@@ -110,7 +110,9 @@ class PreloadedRanks:
         try:
             self._link = link
             self._settled.set()
-            await _end_of(link)
+            await _something_from(link)
+            while link.hear():
+                await _something_from(link)
         finally:
             link.close()
 
@@ -156,7 +158,7 @@ class PreloadedRanks:
         link = ParentLink(ours)
         try:
             link.greet(self._modules, search_path_of(self._launch.command))
-            await _end_of(link)
+            await _something_from(link)
             link.receive()
         except BaseException:
             link.close()
@@ -164,8 +166,8 @@ class PreloadedRanks:
         return link
 
 
-async def _end_of(link: ParentLink) -> None:
-    """Wait until there is something to read from the parent: its answer, or its end."""
+async def _something_from(link: ParentLink) -> None:
+    """Wait until there is something to read from the parent: an answer, or its end."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(link.sock, readable.set)
     try:

@@ -338,17 +338,45 @@ def test_a_kill_of_the_parent(script: str, tmp_path: Path) -> None:
 
 
 def test_a_parent_that_hangs_costs_its_time_out_once(tmp_path: Path) -> None:
-    """Ranks are then started as new processes, and the parent's are judged as killed."""
+    """Ranks are then started as new processes, and the parent's are judged as killed. Those that it has forked train on
+    when its answer comes after all."""
     job = launch(
         tmp_path / "run",
-        *("--steps", "4", "--spare-preload", "json"),
+        *("--steps", "100000", "--piece-s", "0.1", "--spare-preload", "json"),
         script=LIGHT,
         groups=2,
         group_size=1,
-        environ={LISTENING: "", "SPARE_FAILPOINTS": "preload:preload.request=stop,after=1"},
+        environ={LISTENING: "", "SPARE_FAILPOINTS": "preload:preload.request=stop,after=1,times=1"},
     )
-    job.finish(timeout_s=120.0)
-    assert "a rank is started with its own imports: " in (job.run_dir / "launch.out").read_text()
+    output = job.run_dir / "launch.out"
+    said = "a rank is started with its own imports: "
+    job.wait_for("the time-out", lambda: said in output.read_text())
+    job.wait_for_step(3)
+    first = job.pid(0, 0)
+    job.kill(parent_of(job), number=signal.SIGCONT)
+    job.wait_for_step(8)
+    assert job.pid(0, 0) == first
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    job.finish(code=ExitCode.REQUEUE)
+    assert "the preloaded parent of the ranks has ended" not in output.read_text()
+
+
+def test_a_parent_that_answers_late_can_be_asked_again(
+    light: tuple[ParentLink, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    link, process = light
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("import sys; print('on', flush=True); sys.stdin.read(); sys.exit(7)")
+    link.sock.settimeout(0.2)
+    process.send_signal(signal.SIGSTOP)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the preloaded parent "):
+            start(link, [sys.executable, str(path)], log, tmp_path)
+    process.send_signal(signal.SIGCONT)
+    link.sock.settimeout(20.0)
+    assert link.hear()
+    assert start(link, [sys.executable, str(path)], log, tmp_path).wait(20.0) == 7
+    assert log.read_text() == "on\n", "the process that was given up has not run"
 
 
 def test_a_variable_that_a_script_sets_after_its_parents_imports_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ import types
 from typing import Any
 
 from spare_megatron.control_plane import leader_process
+from spare_megatron.launch.parent_imports import repeat_changes
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.import_variables import note_fork
 from spare_megatron.runtime.process_image import show_as
@@ -56,6 +57,7 @@ class ForkedScript:
         os.chdir(request["directory"])
         os.environ.clear()
         os.environ.update(request["environ"])
+        repeat_changes(os.environ)
         time.tzset()
         tempfile.tempdir = None
         failpoints.read_environment()

@@ -2,7 +2,7 @@
 shares the memory of its modules with the others.
 
 It has one thread and no device, so a child of it is as a new process that has imported the same. Where that is not so
-after its imports (a module started a thread, or opened a GPU), it says which module did it and forks nothing.
+after its imports (:mod:`spare_megatron.launch.parent_imports`), it says which module did it and forks nothing.
 
 Two ways to be started: by spare-launch, with one end of a socket, for the ranks of one job (``--fd``); or by hand or
 for tests (``--listen``), for every launcher of the same user whose environment, limits and files are the same: each
@@ -26,85 +26,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
-import importlib
-import importlib.machinery
 import os
 import selectors
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
+from spare_megatron.launch.parent_imports import finds_this_package, import_all
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.import_variables import import_environment
 from spare_megatron.runtime.stop_signals import ignore_stop_signals
-
-NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""
-
-
-def import_all(modules: Sequence[str]) -> None:
-    """Import these modules, one after the other; ForkRefusedError names one after which nothing may be forked."""
-    fault = fork_fault()
-    if fault:
-        raise wire.ForkRefusedError(f"their parent {fault} before its imports")
-    given = os.environ.get(NVML)
-    os.environ[NVML] = "1"
-    gc.disable()
-    try:
-        for module in modules:
-            if module in sys.modules:
-                continue
-            try:
-                importlib.import_module(module)
-            except BaseException as error:  # whatever it is: a rank that imports it says it itself
-                raise wire.ForkRefusedError(
-                    f"{module} cannot be imported: {type(error).__name__}: {error}", module
-                ) from error
-            fault = fork_fault()
-            if fault:
-                raise wire.ForkRefusedError(f"{module} {fault}", module)
-    finally:
-        gc.collect()
-        gc.freeze()
-        gc.enable()
-        os.environ.pop(NVML)
-        if given is not None:
-            os.environ[NVML] = given
-
-
-def fork_fault() -> str:
-    """What this process has done after which a fork of it is not as a new process; empty: nothing."""
-    threads = len(os.listdir("/proc/self/task"))
-    if threads > 1 or threading.active_count() > 1:
-        return f"has started {max(threads, threading.active_count()) - 1} thread(s)"
-    devices = sorted({file for file in _open_files() if file.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))})
-    if devices:
-        return f"has opened {', '.join(devices)}"
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        return "has initialised CUDA"
-    return ""
-
-
-def _open_files() -> list[str]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return found
-
-
-def finds_this_package(search_path: Sequence[str]) -> bool:
-    """Whether a process with this search path imports the package that this one has imported."""
-    spec = importlib.machinery.PathFinder.find_spec("spare_megatron", list(search_path))
-    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == wire.PACKAGE
 
 
 class Parent:

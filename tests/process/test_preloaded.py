@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-@contextmanager
+@contextlib.contextmanager
 def own_parent(*modules: str, **environ: str) -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
     """A parent that has imported no more than these modules, and its process."""
     ours, theirs = socket.socketpair()
@@ -94,7 +94,7 @@ def own_parent(*modules: str, **environ: str) -> Iterator[tuple[ParentLink, subp
         )
     link = ParentLink(ours)
     try:
-        link.greet(modules, [str(ROOT), *sys.path[1:]])
+        link.greet(modules, [str(ROOT), *environ.get("PYTHONPATH", "").split(), *sys.path[1:]])
         link.receive()
         yield link, process
     finally:
@@ -260,6 +260,41 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
     assert sentence in reported[0]
     assert reported[0].endswith("it is not preloaded")
     assert (tmp_path / "run" / "logs" / "preloaded_parent.log").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        (
+            "import os\nDEVICE = int(os.environ.get('LOCAL_RANK', 0))",
+            "reads LOCAL_RANK as it is imported, which each rank",
+        ),
+        ("import os\nDEVICE = os.getenv('SPARE_GROUP')", "reads SPARE_GROUP as it is imported, which each rank"),
+        ("FILE = open(__file__)", r"has opened /.*/unfit\.py"),
+        ("import socket\nENDS = socket.socketpair()", r"has opened socket:"),
+        ("import os\nEMPTY, ALL = open(os.devnull), {**os.environ}", ""),
+    ],
+)
+def test_what_forks_would_share_or_miss_is_not_preloaded(source: str, sentence: str, tmp_path: Path) -> None:
+    """One position in a file, and the variables of a rank."""
+    (tmp_path / "unfit.py").write_text(source)
+    with contextlib.ExitStack() as stack:
+        if sentence:
+            stack.enter_context(pytest.raises(ForkRefusedError, match=sentence))
+        stack.enter_context(own_parent("unfit", PYTHONPATH=str(tmp_path), LOCAL="0"))
+
+
+def test_what_imports_set_in_the_environment_is_set_in_forked_processes(tmp_path: Path) -> None:
+    """Where they would have found what they found."""
+    (tmp_path / "setting.py").write_text(
+        "import os\nos.environ['ONE'] = '1'\nos.environ.setdefault('TWO', '1')\ndel os.environ['THREE']"
+    )
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("import os; print([os.environ.get(name) for name in ('ONE', 'TWO', 'THREE')])")
+    with own_parent("setting", PYTHONPATH=str(tmp_path), THREE="3") as (link, _):
+        for own in ({"THREE": "3"}, {"THREE": "3", "TWO": "2"}):
+            assert start(link, [sys.executable, str(path)], log, tmp_path, **own).wait(20.0) == 0
+    assert log.read_text() == "['1', '1', None]\n['1', '2', None]\n"
 
 
 def test_the_parent_that_listens_forks_only_for_processes_like_itself(

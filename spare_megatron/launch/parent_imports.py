@@ -1,0 +1,147 @@
+"""Makes the imports of a preloaded parent, and says why a fork of it would not be as a new process that imports the
+same.
+
+What one process may do as it is imported, and its forks would share or miss: start a thread, open a file (forks share
+one position in it) or a device, read a variable that each rank has of its own. What it sets in the environment is set
+in forks too (:func:`repeat_changes`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.machinery
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from spare_megatron.launch import preload_wire as wire
+
+NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""
+OF_A_RANK = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "SPARE_")
+"""Beginnings of the names of variables that each rank has of its own, and its parent has not."""
+_WITHOUT_STATE = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+"""Files that processes may share."""
+
+_changed: dict[str, tuple[str | None, str | None]] = {}
+"""Variables that imports have changed: what they found, and what they left."""
+
+
+def import_all(modules: Sequence[str]) -> None:
+    """Import these modules, one after the other; ForkRefusedError names one after which nothing may be forked."""
+    had, given = _open_files(), dict(os.environ)
+    fault = fork_fault(had)
+    if fault:
+        raise wire.ForkRefusedError(f"their parent {fault} before its imports")
+    os.environ[NVML] = "1"
+    gc.disable()
+    try:
+        with _missed_variables() as missed:
+            for module in modules:
+                if module not in sys.modules:
+                    _import(module)
+                    fault = fork_fault(had) or _rank_fault(missed)
+                if fault:
+                    raise wire.ForkRefusedError(f"{module} {fault}", module)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        os.environ.pop(NVML)
+        if NVML in given:
+            os.environ[NVML] = given[NVML]
+        _note_changes(given)
+
+
+def _import(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except BaseException as error:  # whatever it is: a rank that imports it says it itself
+        raise wire.ForkRefusedError(f"{module} cannot be imported: {type(error).__name__}: {error}", module) from error
+
+
+def fork_fault(had: Mapping[int, str]) -> str:
+    """What this process has done, since it had these open files, after which a fork of it is not as a new process;
+    empty: nothing."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1 or threading.active_count() > 1:
+        return f"has started {max(threads, threading.active_count()) - 1} thread(s)"
+    opened = {file for number, file in _open_files().items() if had.get(number) != file}
+    if opened - {*_WITHOUT_STATE}:
+        return f"has opened {', '.join(sorted(opened - {*_WITHOUT_STATE}))}"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "has initialised CUDA"
+    return ""
+
+
+def _open_files() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- environment
+
+
+class _Environ(os._Environ[str]):
+    """The environment, which notes what was looked for and is not there."""
+
+    missed: ClassVar[set[str]] = set()
+
+    def __getitem__(self, name: str) -> str:
+        try:
+            return super().__getitem__(name)
+        except KeyError:
+            self.missed.add(name)
+            raise
+
+
+@contextlib.contextmanager
+def _missed_variables() -> Iterator[set[str]]:
+    """The names of variables that are looked for inside and are not there."""
+    usual = type(os.environ)
+    _Environ.missed.clear()
+    os.environ.__class__ = _Environ
+    try:
+        yield _Environ.missed
+    finally:
+        os.environ.__class__ = usual
+
+
+def _rank_fault(missed: set[str]) -> str:
+    own = sorted(name for name in missed if name.startswith(OF_A_RANK))
+    return f"reads {own[0]} as it is imported, which each rank has of its own" if own else ""
+
+
+def _note_changes(given: Mapping[str, str]) -> None:
+    for name in given.keys() | os.environ.keys():
+        if given.get(name) != os.environ.get(name):
+            _changed[name] = _changed.get(name, (given.get(name), None))[0], os.environ.get(name)
+
+
+def repeat_changes(environ: MutableMapping[str, str]) -> None:
+    """Do with the environment of a forked process what imports have done with that of its parent, where they would have
+    found the same."""
+    for name, (found, left) in _changed.items():
+        if environ.get(name) == found:
+            if left is not None:
+                environ[name] = left
+            else:
+                environ.pop(name, None)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def finds_this_package(search_path: Sequence[str]) -> bool:
+    """Whether a process with this search path imports the package that this one has imported."""
+    spec = importlib.machinery.PathFinder.find_spec("spare_megatron", list(search_path))
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == wire.PACKAGE

@@ -1,7 +1,7 @@
 """Makes the imports of a preloaded parent, and says why a fork of it would not be as a new process that imports the
 same.
 
-What one process may do as it is imported, and its forks would share or miss: start a thread, open a file (forks share
+What a module may do as it is imported, and forks would share or miss: start a thread, open a file (forks share
 one position in it) or a device, read a variable that each rank has of its own. What it sets in the environment is set
 in forks too (:func:`repeat_changes`).
 """
@@ -145,3 +145,42 @@ def finds_this_package(search_path: Sequence[str]) -> bool:
     """Whether a process with this search path imports the package that this one has imported."""
     spec = importlib.machinery.PathFinder.find_spec("spare_megatron", list(search_path))
     return spec is not None and spec.origin is not None and Path(spec.origin).resolve().parent == wire.PACKAGE
+
+
+def other_file() -> str:
+    """A module that this process has imported, and a new one with the search path of this one would import from another
+    file: both, in words; empty where there is none. One that would not be found at all is one that its package has
+    found in a way of its own."""
+    importlib.invalidate_caches()
+    for name, spec in _found_by_path():
+        path = getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None)
+        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+        found = next((one.origin for one in specs if one is not None), None)
+        if found is not None and os.path.realpath(found) != os.path.realpath(str(spec.origin)):
+            return f"it has imported {spec.origin}, where the script would import {found}"
+    return ""
+
+
+def _found_by_path() -> Iterator[tuple[str, importlib.machinery.ModuleSpec]]:
+    """Name and origin of modules with a file that are in no package, or in one without a file, whose parts may lie in
+    several places, as ``megatron.core``."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        above = getattr(sys.modules.get(name.rpartition(".")[0]), "__spec__", None)
+        if name != "__main__" and spec is not None and spec.has_location and not (above and above.has_location):
+            yield name, spec
+
+
+def imported_files() -> dict[str, int]:
+    """The files of all modules, and when each was changed last."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    files = {str(spec.origin) for spec in specs if spec is not None and spec.has_location}
+    return {file: changed_ns(file) for file in files}
+
+
+def changed_ns(file: str) -> int:
+    """When a file was changed last; 0 where it is not there."""
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0

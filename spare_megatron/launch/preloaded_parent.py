@@ -31,13 +31,13 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spare_megatron.launch import parent_imports
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
-from spare_megatron.launch.parent_imports import finds_this_package, import_all
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.import_variables import import_environment
 from spare_megatron.runtime.stop_signals import ignore_stop_signals
@@ -75,10 +75,13 @@ class Parent:
 
     def _prepare(self, hello: dict[str, Any]) -> None:
         path = hello["search_path"]
-        if not finds_this_package(path):
+        if not parent_imports.finds_this_package(path):
             raise wire.ForkRefusedError(f"{wire.PACKAGE} is not the package that the script would import")
         sys.path[:] = path
-        import_all(hello["modules"])
+        fault = parent_imports.other_file()
+        if fault:
+            raise wire.ForkRefusedError(fault)
+        parent_imports.import_all(hello["modules"])
 
     def _fork(self, fds: list[int]) -> int:
         """Fork, and answer; returns 0 in the forked process. A host that has no room for another process is no reason
@@ -133,7 +136,8 @@ class Listener:
 
     def serve(self) -> ForkedScript | None:
         """Listen until standard input ends: None. In each forked process, as :meth:`Parent.serve`."""
-        import_all(self._modules)
+        parent_imports.import_all(self._modules)
+        files = parent_imports.imported_files()
         with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
             self._path.unlink(missing_ok=True)
             listener.bind(str(self._path))
@@ -151,7 +155,7 @@ class Listener:
                         sock, _ = listener.accept()
                         if os.fork() == 0:
                             listener.close()
-                            return self._serve_one(sock)
+                            return self._serve_one(sock, files)
                         sock.close()
             finally:
                 if os.getpid() == self._pid:  # and not in a process that it has forked
@@ -162,7 +166,7 @@ class Listener:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
-    def _serve_one(self, sock: socket.socket) -> ForkedScript | None:
+    def _serve_one(self, sock: socket.socket, files: Mapping[str, int]) -> ForkedScript | None:
         os.setpgid(0, 0)
         if wire.peer_user(sock) != os.getuid():
             return None
@@ -171,7 +175,7 @@ class Listener:
         for fd in fds:
             os.close(fd)
         sock.settimeout(None)
-        fault = self._fault(hello)
+        fault = self._fault(hello, files)
         if not fault:
             try:
                 wire.take_settings(hello["settings"])
@@ -182,13 +186,16 @@ class Listener:
             return None
         return Parent(sock).serve(hello)
 
-    def _fault(self, hello: dict[str, Any]) -> str:
-        """Why this process cannot fork for a launcher; empty: it can."""
+    def _fault(self, hello: dict[str, Any], files: Mapping[str, int]) -> str:
+        """Why this process, which has imported these files, cannot fork for a launcher; empty: it can."""
         if hello["stamp"] != self._stamp:
             return "it was started with other files of the package"
         if hello["executable"] != sys.executable:
             return f"it runs {sys.executable}"
         names = {name for name, _ in set(hello["environ"].items()) ^ set(self._environ.items())}
+        changed = [file for file, then_ns in files.items() if parent_imports.changed_ns(file) != then_ns]
+        if changed:
+            return f"it has imported {min(changed)}, which has changed since"
         if names:
             return f"it was started with other values of {', '.join(sorted(names))}"
         here = wire.surroundings()

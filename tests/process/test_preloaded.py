@@ -318,6 +318,50 @@ def test_the_parent_that_listens_forks_only_for_processes_like_itself(
     link.close()
 
 
+@contextlib.contextmanager
+def listening(path: Path, *modules: str, **environ: str) -> Iterator[Path]:
+    """A parent that listens at ``path``."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path), *modules],
+        cwd=ROOT,
+        env={**preloaded.environment(), **environ},
+        stdin=subprocess.PIPE,
+    )
+    try:
+        until("its socket", lambda: path.exists() or process.poll() is not None)
+        yield path
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()
+
+
+def test_the_parent_that_listens_has_imported_what_the_script_would_import(tmp_path: Path) -> None:
+    """Not what was in these files before, nor what lies behind them on the script's own search path, nor a part of a
+    package without a file, as megatron.core in a clone."""
+    old, own = tmp_path / "old", tmp_path / "own"
+    files = [folder / name for folder in (old, own) for name in ("model.py", "parts/of.py")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    for file in files[:2]:
+        file.write_text("VALUE = 1")
+    environ = {**preloaded.environment(), "PYTHONPATH": f"{ROOT}{os.pathsep}{old}"}
+    modules, search_path = ("model", "parts.of"), [str(own), str(ROOT), str(old), *sys.path[1:]]
+    with listening(tmp_path / "s", *modules, PYTHONPATH=environ["PYTHONPATH"]) as path:
+        connect(path, modules, search_path, environ).close()
+        for file, other in zip(files[2:], files[:2], strict=True):
+            file.write_text("VALUE = 2")
+            with pytest.raises(
+                ForkRefusedError, match=f"it has imported {other}, where the script would import {file}"
+            ):
+                connect(path, modules, search_path, environ)
+            file.unlink()
+        connect(path, modules, search_path, environ).close()
+        files[0].write_text("VALUE = 3")
+        with pytest.raises(ForkRefusedError, match=f"it has imported {files[0]}, which has changed since"):
+            connect(path, modules, search_path, environ)
+
+
 def test_which_modules_are_preloaded(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     command = (sys.executable, str(script))

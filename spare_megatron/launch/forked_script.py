@@ -60,6 +60,10 @@ class ForkedScript:
         repeat_changes(os.environ)
         time.tzset()
         tempfile.tempdir = None
+        if "multiprocessing.process" in sys.modules:
+            process: Any = sys.modules["multiprocessing.process"]
+            process.ORIGINAL_DIR = os.getcwd()  # where processes that are spawned look for the script
+            process.current_process().authkey = os.urandom(32)
         failpoints.read_environment()
         note_fork(os.environ)
         show_as(self._command, os.environ)

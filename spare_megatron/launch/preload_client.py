@@ -159,11 +159,15 @@ def connect(
     path: Path, modules: Sequence[str], search_path: Sequence[str], environ: Mapping[str, str], patience_s: float = 60.0
 ) -> ParentLink:
     """A connection to the parent that listens at ``path``. Raises OSError where there is none or it does not answer
-    within ``patience_s``, ForkRefusedError where it forks nothing for this process."""
+    within ``patience_s``, ForkRefusedError where it forks nothing for this process, or belongs to another user, who
+    would get the environment and could name any process as a rank."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         sock.settimeout(patience_s)
         sock.connect(str(path))
+        user = wire.peer_user(sock)
+        if user != os.getuid():
+            raise wire.ForkRefusedError(f"it belongs to user {user}")
         link = ParentLink(sock)
         link.greet(
             modules,

@@ -40,7 +40,7 @@ from spare_megatron.launch import preload_wire as wire
 from spare_megatron.launch.forked_script import ForkedScript
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.import_variables import import_environment
-from spare_megatron.runtime.stop_signals import ignore_stop_signals
+from spare_megatron.runtime.stop_signals import ignore_stop_signals, usual_signals
 
 
 class Parent:
@@ -143,6 +143,7 @@ class Listener:
             listener.bind(str(self._path))
             self._path.chmod(0o600)
             listener.listen()
+            mine = self._path.stat().st_ino
             selector.register(listener, selectors.EVENT_READ)
             selector.register(0, selectors.EVENT_READ)
             try:
@@ -159,7 +160,9 @@ class Listener:
                         sock.close()
             finally:
                 if os.getpid() == self._pid:  # and not in a process that it has forked
-                    self._path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):
+                        if self._path.stat().st_ino == mine:  # and not that of a later one
+                            self._path.unlink()
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -211,9 +214,12 @@ def main(words: Sequence[str] | None = None) -> ForkedScript | None:
     how.add_argument("--listen", type=Path, metavar="PATH", help="a socket to listen at, until standard input ends")
     parser.add_argument("modules", nargs="*", help="modules to import; with --fd the launcher names them")
     options = parser.parse_args(words)
+    usual_signals()
     ignore_stop_signals()  # they mean the launcher and the ranks
     failpoints.act_as("preload")
     if options.listen is not None:
+        if options.listen.exists() and not options.listen.is_socket():
+            parser.error(f"{options.listen} exists and is no socket; give another path to --listen")
         return Listener(options.listen.absolute(), options.modules).serve()
     with socket.socket(fileno=options.fd) as sock:
         return Parent(sock).serve(wire.receive(sock)[0])

@@ -24,9 +24,10 @@ IMPORT_VARIABLES = (
     ),
     *("MKL", "NCCL", "NVIDIA", "NVTE", "OMP", "OPENBLAS", "PYTHON", "PYTORCH", "RCCL", "ROCR"),
     *("TORCH", "TRANSFORMERS", "TRITON", "TZ", "XDG", "HOME"),
+    *("ATEN", "DNNL", "GLIBC", "NPY", "NUMPY", "NVPL", "ONEDNN", "UCX"),
 )
 """Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""
-_NO_MATTER = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
+_NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
 """Variables with such names that are read at each use."""
 
 _forked_with: dict[str, str] | None = None

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.timeout(240)]
 LIGHT = "tests/process/light_rank.py"
 
 STATE = """
-import json, os, random, resource, signal, sys, threading
+import json, multiprocessing.process, os, random, resource, signal, sys, threading
 import numpy, torch
 from pathlib import Path
 
@@ -50,7 +50,8 @@ same = {
     "limits": [resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")],
     "nice": os.nice(0),
     "processors": sorted(os.sched_getaffinity(0)),
-    "directory": os.getcwd(),
+    "directory": [os.getcwd(), multiprocessing.process.ORIGINAL_DIR],
+    "standard output": [sys.stdout.line_buffering, sys.stdout.write_through, type(sys.stdout.buffer).__name__],
     "environment": dict(os.environ),
     "shown environment": sorted(read("/proc/self/environ").split(chr(0))),
     "shown command": read("/proc/self/cmdline").split(chr(0)),
@@ -68,6 +69,7 @@ same = {
     "own death": status["NoNewPrivs"],
 }
 drawn = [random.random(), float(numpy.random.rand()), torch.initial_seed(), float(torch.rand(()))]
+drawn.append(multiprocessing.current_process().authkey.hex())
 print(json.dumps([same, drawn]), flush=True)
 """
 
@@ -304,6 +306,9 @@ def test_the_parent_that_listens_forks_only_for_processes_like_itself(
     monkeypatch.setenv("NVTE_FLASH_ATTN", "0")  # as other tests of this process do: its processes have not got it
     with pytest.raises(ForkRefusedError, match=r"with other values of (\w+, )*OMP_NUM_THREADS"):
         connect(path, OF_A_JOB, search_path, {**preloaded.environment(), "OMP_NUM_THREADS": "3"})
+    buffered = {name: value for name, value in preloaded.environment().items() if name != "PYTHONUNBUFFERED"}
+    with pytest.raises(ForkRefusedError, match=r"with other values of (\w+, )*PYTHONUNBUFFERED"):
+        connect(path, OF_A_JOB, search_path, buffered)
     with pytest.raises(ForkRefusedError, match="is not the package that the script would import"):
         connect(path, OF_A_JOB, [str(tmp_path)], preloaded.environment())
     before = os.umask(0o027)
@@ -360,6 +365,51 @@ def test_the_parent_that_listens_has_imported_what_the_script_would_import(tmp_p
         files[0].write_text("VALUE = 3")
         with pytest.raises(ForkRefusedError, match=f"it has imported {files[0]}, which has changed since"):
             connect(path, modules, search_path, environ)
+
+
+def test_a_socket_belongs_to_one_parent_and_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is none stays, and so does the socket of a later parent; to another user nothing is sent."""
+    search_path, path = [str(ROOT), *sys.path[1:]], tmp_path / "s"
+    with listening(path):
+        first = path.stat().st_ino
+        with listening(tmp_path / "t") as other:
+            other.rename(path)
+        assert path.stat().st_ino != first
+        with socket.socket(socket.AF_UNIX) as theirs:
+            path.unlink()
+            theirs.bind(str(path))
+            theirs.listen()
+            monkeypatch.setattr("spare_megatron.launch.preload_wire.peer_user", lambda sock: 4711)
+            with pytest.raises(ForkRefusedError, match="it belongs to user 4711"):
+                connect(path, (), search_path, preloaded.environment())
+            with theirs.accept()[0] as came:
+                assert came.recv(1) == b""
+    assert path.exists()
+    path.unlink()
+    path.write_text("of the user")
+    words = [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path)]
+    refused = subprocess.run(words, cwd=ROOT, env=preloaded.environment(), capture_output=True, text=True, check=False)
+    assert "exists and is no socket" in refused.stderr
+    assert path.read_text() == "of the user"
+
+
+def test_a_parent_that_is_started_with_ignored_and_blocked_signals(tmp_path: Path) -> None:
+    """As a shell's ``trap '' CHLD`` leaves them: the kernel then throws exit codes away."""
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text(
+        "import signal, sys; print(signal.pthread_sigmask(signal.SIG_BLOCK, ())); sys.exit(int(sys.argv[1]))"
+    )
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        stack = contextlib.ExitStack()
+        link, _ = stack.enter_context(own_parent())
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.signal(signal.SIGCHLD, before)
+    with stack:
+        assert [start(link, [sys.executable, str(path), code], log, tmp_path).wait(20.0) for code in "34"] == [3, 4]
+    assert log.read_text() == "set()\nset()\n"
 
 
 def test_which_modules_are_preloaded(tmp_path: Path) -> None:

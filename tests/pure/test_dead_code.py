@@ -30,7 +30,7 @@ EXCEPTIONS = {
         "barrier_with_L1_time",
     ),
     "called by io, grpc and aiohttp": ("writable", "intercept_service"),
-    "read by numpy, tempfile and Python": ("writeable", "tempdir", "__class__"),
+    "read by numpy, tempfile and Python": ("writeable", "tempdir", "__class__", "ORIGINAL_DIR", "authkey"),
     "read by compiled code, or an outcome of it": (
         *("other_type", "source_type", "packed_in", "packed_out", "NO_POLL", "SHORTAGE", "UNEVEN"),
     ),

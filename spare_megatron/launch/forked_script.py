@@ -83,14 +83,14 @@ class ForkedScript:
         """Run the script as ``__main__``. What it raises, and its ``sys.exit``, come out of here."""
         words = self._command[1:]
         sys.orig_argv[:] = self._command
+        if not os.environ.get("PYTHONSAFEPATH"):
+            sys.path[0] = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
         if words[0] == "-m":
             sys.argv[:] = ["-m", *words[2:]]
-            sys.path[0] = os.getcwd()
             sys.modules["__main__"] = types.ModuleType("__main__")
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
             return
         sys.argv[:] = words
-        sys.path[0] = os.path.dirname(os.path.realpath(words[0]))
         with io.open_code(os.path.abspath(words[0])) as file:
             source = file.read()
         main = types.ModuleType("__main__")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from spare_megatron.launch import preload_wire as wire
+from spare_megatron.launch.script_sources import find_module
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""
@@ -153,11 +154,9 @@ def other_file() -> str:
     found in a way of its own."""
     importlib.invalidate_caches()
     for name, spec in _found_by_path():
-        path = getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", None)
-        specs = (finder.find_spec(name, path) for finder in sys.meta_path)
-        found = next((one.origin for one in specs if one is not None), None)
-        if found is not None and os.path.realpath(found) != os.path.realpath(str(spec.origin)):
-            return f"it has imported {spec.origin}, where the script would import {found}"
+        found = find_module(name, getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", sys.path))
+        if found is not None and os.path.realpath(str(found.origin)) != os.path.realpath(str(spec.origin)):
+            return f"it has imported {spec.origin}, where the script would import {found.origin}"
     return ""
 
 

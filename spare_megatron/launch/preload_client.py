@@ -186,5 +186,8 @@ def connect(
 
 def search_path_of(command: Sequence[str]) -> list[str]:
     """The search path of a process that is started with this command here and now."""
+    rest = sys.path if sys.flags.safe_path else sys.path[1:]
+    if os.environ.get("PYTHONSAFEPATH"):
+        return list(rest)
     first = os.getcwd() if command[1] == "-m" else os.path.dirname(os.path.realpath(command[1]))
-    return [first, *sys.path[1:]]
+    return [first, *rest]

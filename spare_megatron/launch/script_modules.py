@@ -6,12 +6,12 @@ names it. What a script imports is read from its source and that of the modules 
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spare_megatron.launch.script_sources import imported_names
+from spare_megatron.launch.preload_client import search_path_of
+from spare_megatron.launch.script_sources import find_module, imported_names
 
 OF_A_JOB = (
     "numpy.random",
@@ -56,15 +56,22 @@ def modules_of(command: Sequence[str], preload: str, environ: Mapping[str, str])
 
 def _source(command: Sequence[str]) -> Path | None:
     """The file of the script or module; None where it has no source."""
-    if command[1] != "-m":
-        path: str | None = command[1]
-    else:
-        try:
-            spec = importlib.util.find_spec(command[2])
-        except (ImportError, ValueError):
-            return None
-        path = spec.origin if spec is not None else None
-    return Path(path) if path is not None and path.endswith(".py") else None
+    path = command[1] if command[1] != "-m" else _file_of_module(command[2], search_path_of(command))
+    return Path(path) if path.endswith(".py") else None
+
+
+def _file_of_module(name: str, search_path: Sequence[str]) -> str:
+    """The file that ``-m`` runs; empty where there is none. No package of it is imported for that."""
+    parts, path = name.split("."), list(search_path)
+    for number in range(1, len(parts) + 2):
+        spec = find_module(".".join(parts[:number]), path)
+        if spec is None:
+            return ""
+        if spec.submodule_search_locations is None:
+            return str(spec.origin) if number >= len(parts) else ""
+        path = list(spec.submodule_search_locations)
+        parts += ["__main__"] * (number == len(parts))
+    return ""
 
 
 def _preloaded(names: Sequence[str]) -> tuple[str, ...]:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import ast
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 _CLONED = ("megatron", "spare_megatron")
 """Packages that may lie beside a script, in a clone, and are no part of it: all their sources take 0.2 s to read."""
+
+
+def find_module(name: str, path: Sequence[str]) -> ModuleSpec | None:
+    """Where a module would be found in a search path, or that of its package."""
+    found = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in found if spec is not None), None)
 
 
 def imported_names(script: Path) -> list[str]:

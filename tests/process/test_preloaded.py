@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ def script(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def own_parent(*modules: str, **environ: str) -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
+def own_parent(
+    *modules: str, search_path: Sequence[str] = (), **environ: str
+) -> Iterator[tuple[ParentLink, subprocess.Popen[bytes]]]:
     """A parent that has imported no more than these modules, and its process."""
     ours, theirs = socket.socketpair()
     with theirs:
@@ -96,7 +98,7 @@ def own_parent(*modules: str, **environ: str) -> Iterator[tuple[ParentLink, subp
         )
     link = ParentLink(ours)
     try:
-        link.greet(modules, [str(ROOT), *environ.get("PYTHONPATH", "").split(), *sys.path[1:]])
+        link.greet(modules, search_path or [str(ROOT), *environ.get("PYTHONPATH", "").split(), *sys.path[1:]])
         link.receive()
         yield link, process
     finally:
@@ -425,6 +427,31 @@ def test_which_modules_are_preloaded(tmp_path: Path) -> None:
     assert modules_of(command, "", {"LD_PRELOAD": "libjemalloc.so"}) == ((), "LD_PRELOAD is set")
     assert modules_of(("/usr/bin/python3", str(script)), "", {})[1].startswith("/usr/bin/python3 is not the Python")
     assert search_path_of(command)[0] == str(tmp_path)
+
+
+def test_a_module_is_found_and_its_packages_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "runs_at_import"
+    package.mkdir()
+    (package / "__init__.py").write_text("1 / 0")
+    (package / "train.py").write_text("import torch")
+    (package / "__main__.py").write_text("import torch")
+    monkeypatch.chdir(tmp_path)
+    for name, modules in (("train", ("numpy.random", "torch")), ("other", ()), ("train.more", ())):
+        assert modules_of((sys.executable, "-m", f"runs_at_import.{name}"), "", {}) == (modules, "")
+    assert modules_of((sys.executable, "-m", "runs_at_import"), "", {}) == (("numpy.random", "torch"), "")
+    assert modules_of((sys.executable, "-m", "sys"), "", {}) == ((), "")
+
+
+def test_a_safe_search_path_is_that_of_a_new_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONSAFEPATH: the script's directory is not in it, and all of PYTHONPATH is."""
+    path, log = tmp_path / "script.py", tmp_path / "log"
+    path.write_text("import sys; print(sys.path)")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    search_path = search_path_of((sys.executable, str(path)))
+    assert search_path == sys.path[1:]
+    with own_parent(search_path=search_path, PYTHONSAFEPATH="1") as (link, _):
+        assert start(link, [sys.executable, str(path)], log, tmp_path, PYTHONSAFEPATH="1").wait(20.0) == 0
+    assert log.read_text() == f"{search_path}\n"
 
 
 def parent_of(job: Job) -> int:

@@ -25,6 +25,7 @@ from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupStart
 from spare_megatron.launch.node_facts import gpus_here, versions_here
 from spare_megatron.runtime.disk import with_retries
+from spare_megatron.runtime.import_variables import decides_bits
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
 
 NAME_MAX = 200
@@ -255,9 +256,16 @@ class LentNodes:
 def start_order(
     start: GroupStart, words: Sequence[str], environ: Mapping[str, str], ranks: Sequence[pb.RankPlace]
 ) -> pb.StartRanks:
-    """The order to start ranks; ``words`` follow the interpreter, and of ``environ`` the agent gets what is ours."""
-    ours = {name: value for name, value in environ.items() if name.startswith("SPARE_")}
-    return pb.StartRanks(group=start.group, incarnation=start.incarnation, words=words, environ=ours, ranks=ranks)
+    """The order to start ranks; ``words`` follow the interpreter, and of ``environ`` the agent gets what is ours, and
+    what decides bits (:func:`rank_environment`)."""
+    given = {name: value for name, value in environ.items() if name.startswith("SPARE_") or decides_bits(name)}
+    return pb.StartRanks(group=start.group, incarnation=start.incarnation, words=words, environ=given, ranks=ranks)
+
+
+def rank_environment(own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a rank on a node that has its ``own``; what decides bits is as in the ``given`` one, of the
+    job, also where that has no such variable."""
+    return {**{name: value for name, value in own.items() if not decides_bits(name)}, **given}
 
 
 def _end(sentence: str, refused: bool = False) -> pb.AgentOrder:

@@ -22,6 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import LAUNCHER, Security, call_stream, open_channel
 from spare_megatron.launch.group_health import COMMAND_LIMIT_S, FLAG
+from spare_megatron.launch.lent_nodes import rank_environment
 from spare_megatron.launch.node_facts import gpus_here, not_here, versions_here
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.runtime.brief_command import run_command
@@ -150,8 +151,7 @@ class NodeAgent:
 
         for rank in order.ranks:
             environ = {
-                **os.environ,
-                **order.environ,
+                **rank_environment(os.environ, order.environ),
                 "PYTHONUNBUFFERED": "1",
                 "SPARE_POSITION": str(rank.position),
                 "LOCAL_RANK": str(rank.local_rank),

@@ -1,5 +1,8 @@
 """The environment variables that imports read. A process that was forked by one with other values would have imported
-otherwise; and what a script sets before its imports comes too late in a forked process, whose parent has made them."""
+otherwise; and what a script sets before its imports comes too late in a forked process, whose parent has made them.
+
+And those that choose how libraries compute: ranks with other values have other bits, which nothing notices, because all
+groups apply the same sums."""
 
 from __future__ import annotations
 
@@ -27,6 +30,12 @@ IMPORT_VARIABLES = (
     *("ATEN", "DNNL", "GLIBC", "NPY", "NUMPY", "NVPL", "ONEDNN", "UCX"),
 )
 """Beginnings of the names of variables that an import may read: a parent with other values forks nothing."""
+ARITHMETIC = (
+    *("ATEN_CPU", "CUBLAS", "CUDA_DEVICE_MAX_CONNECTIONS", "DNNL_", "MKL_", "NVIDIA_TF32", "NVTE_", "OMP_", "ONEDNN_"),
+    *("OPENBLAS_", "PYTORCH_", "TORCH_ALLOW_TF32", "TORCH_BLAS", "TORCH_LINALG"),
+    *("NCCL_ALGO", "NCCL_COLLNET", "NCCL_MAX_", "NCCL_MIN_", "NCCL_NVLS", "NCCL_PROTO"),
+)
+"""Beginnings of the names of variables with which libraries choose kernels, precisions, and the order of sums."""
 _NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
 """Variables with such names that are read at each use."""
 
@@ -41,6 +50,11 @@ def import_environment(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if name.startswith(IMPORT_VARIABLES) and name not in _NO_MATTER
     }
+
+
+def decides_bits(name: str) -> bool:
+    """Whether libraries compute otherwise with another value of this variable."""
+    return name.startswith(ARITHMETIC)
 
 
 def note_fork(environ: Mapping[str, str]) -> None:

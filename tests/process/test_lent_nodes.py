@@ -21,7 +21,8 @@ from spare_megatron.runtime.run_directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = """import os, sys, time
-open(os.environ["SPARE_RUN_DIR"] + "/rank-" + os.environ["SPARE_POSITION"], "w").write(os.environ["LOCAL_RANK"])
+seen = [os.environ.get(name) for name in ("LOCAL_RANK", "NVTE_FLASH_ATTN", "ATEN_CPU_CAPABILITY", "HOME")]
+open(os.environ["SPARE_RUN_DIR"] + "/rank-" + os.environ["SPARE_POSITION"], "w").write(" ".join(map(str, seen)))
 time.sleep(float(sys.argv[1]))
 """
 
@@ -58,7 +59,7 @@ class Job:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": "/home", "ATEN_CPU_CAPABILITY": "default"},
         )
 
 
@@ -98,7 +99,7 @@ def order(job: Job, start: GroupStart, seconds: float) -> pb.StartRanks:
         pb.RankPlace(position=3 + n, local_rank=n, log=str(job.run_dir.logs / f"{start.incarnation}-{n}"))
         for n in (0, 1)
     ]
-    environ = {"SPARE_RUN_DIR": str(job.run_dir.path), "HOME": "/nowhere"}
+    environ = {"SPARE_RUN_DIR": str(job.run_dir.path), "HOME": "/nowhere", "NVTE_FLASH_ATTN": "0"}
     return start_order(start, ("rank.py", str(seconds)), environ, ranks)
 
 
@@ -119,7 +120,10 @@ def test_an_agent_runs_ranks_until_it_is_released(tmp_path: Path) -> None:
             assert (node.name, node.places, node.usable) == ("n9", 2, True)
             start(0, 0.0)
             await until(lambda: ended == [(0, 0)])
-            assert [(job.run_dir.path / f"rank-{m}").read_text() for m in (3, 4)] == ["0", "1"]
+            assert [(job.run_dir.path / f"rank-{m}").read_text() for m in (3, 4)] == [
+                "0 0 None /home",
+                "1 0 None /home",
+            ]
             start(1, 600.0)
             assert await node.check(1, "") is None
             await until(lambda: ended[1:] == [(1, 1)])

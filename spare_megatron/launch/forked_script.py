@@ -91,15 +91,16 @@ class ForkedScript:
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
             return
         sys.argv[:] = words
-        with io.open_code(os.path.abspath(words[0])) as file:
+        script = os.path.join(os.getcwd(), words[0].removeprefix("./"))
+        with io.open_code(script) as file:
             source = file.read()
         main = types.ModuleType("__main__")
         main.__dict__.update(
-            __file__=words[0],
+            __file__=script,
             __builtins__=builtins,
             __annotations__={},
             __cached__=None,
-            __loader__=importlib.machinery.SourceFileLoader("__main__", words[0]),
+            __loader__=importlib.machinery.SourceFileLoader("__main__", script),
         )
         sys.modules["__main__"] = main
-        exec(compile(source, words[0], "exec", dont_inherit=True), main.__dict__)
+        exec(compile(source, script, "exec", dont_inherit=True), main.__dict__)

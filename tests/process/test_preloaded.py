@@ -123,7 +123,7 @@ def start(link: ParentLink, command: list[str], log: Path, directory: Path, **en
 
 
 def test_a_forked_process_is_as_a_spawned_one(script: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(script), "--flag", "two words"]
+    command = [sys.executable, os.path.relpath(script, tmp_path), "--flag", "two words"]
     environ = {**preloaded.environment(), "OWN": "ä 1"}
     outputs = [tmp_path / f"{name}.log" for name in ("spawned", "forked", "again")]
     with outputs[0].open("wb") as log:

@@ -104,8 +104,9 @@ def _manifest_text(files: Mapping[str, ManifestEntry]) -> str:
     return json.dumps({"files": listed, "crc32": zlib.crc32(json.dumps(listed).encode())}, indent=1)
 
 
-def publish(partial: Path, save: Path, step: int) -> Path:
-    """Give an accepted checkpoint its final name and make Megatron's tracker file name it.
+def publish(partial: Path, save: Path, step: int, *, newest: bool = True) -> Path:
+    """Give an accepted checkpoint its final name and, if it is the ``newest`` one, make Megatron's tracker file name
+    it; the mark that it was accepted goes last.
 
     An older directory of that name is moved away first. After an OSError the call can be repeated.
     """
@@ -116,22 +117,24 @@ def publish(partial: Path, save: Path, step: int) -> Path:
         failpoints.hit("checkpoint.publish")
         os.replace(partial, final)
         failpoints.hit("checkpoint.published")
-    _mark_of(partial).unlink(missing_ok=True)
     sync_directory(save)
-    _replace(save / TRACKER, str(step))
+    if newest:
+        _replace(save / TRACKER, str(step))
+    _mark_of(partial).unlink(missing_ok=True)
     return final
 
 
 def publish_left_over(save: Path, accepted: str) -> None:
-    """Publish the checkpoint in the directory ``accepted``, which the coordinator has accepted and whose writer has
-    left. Do nothing where it is published already, damaged, not below ``save`` or not newer than the newest published
-    one."""
+    """Publish the checkpoint in the directory ``accepted``, the newest one that the coordinator has accepted and whose
+    writer has left; or do what is left of that, where it has its name already. Do nothing where it is published,
+    damaged or not below ``save``."""
     partial = Path(accepted)
     match = _ITERATION.match(partial.name)
-    if match is None or partial.parent != save / PARTIAL or not (partial / MANIFEST).exists():
+    if match is None or partial.parent != save / PARTIAL:
         return
     step = int(match[1])
-    if step > max(iterations(save), default=-1) and not damage(partial):
+    named = not partial.exists() and _mark_of(partial).exists() and (save / iteration_name(step)).is_dir()
+    if named or ((partial / MANIFEST).exists() and not damage(partial)):
         publish(partial, save, step)
 
 
@@ -277,12 +280,15 @@ def pointer_damage(save: Path) -> str:
     )
 
 
-def last_good(save: Path) -> tuple[Path | None, list[Damage]]:
-    """The newest good checkpoint of a ``--save`` directory (None: there is none), and the damaged ones passed over. One
-    that was accepted and has not got its name counts as well: everything may have died before."""
+def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[Damage]]:
+    """The newest good checkpoint of a ``--save`` directory (None: there is none), and the damaged ones passed over;
+    with ``up_to`` only of steps up to that one. One that was accepted and has not got its name counts as well:
+    everything may have died before."""
     passed: list[Damage] = []
     there = _accepted(save) | {step: save / iteration_name(step) for step in iterations(save)}
-    for _, directory in sorted(there.items(), reverse=True):
+    for step, directory in sorted(there.items(), reverse=True):
+        if up_to is not None and step > up_to:
+            continue
         reason = damage(directory)
         if not reason:
             return directory, passed

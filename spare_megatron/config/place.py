@@ -42,7 +42,9 @@ class Place:
     group_size: int = 1
     """M: ranks of the group; fewer in a smaller shape."""
     job_attempt: int = 1
-    """How often the launcher has started the whole job; above 1, the last good checkpoint is loaded."""
+    """How often the launcher has started the whole job."""
+    saved_step: int | None = None
+    """The step of the newest checkpoint that the job itself has saved in an earlier job attempt; None: it has none."""
     restarts: int = 0
     """How often the launcher has started the group again in this job attempt, up to this time; 0 for the ranks that the
     job attempt began with."""
@@ -182,6 +184,7 @@ def place_of(environ: Mapping[str, str], num_groups: int, group_size: int, run_d
         lent=LENT_TO in environ,
         group_size=group_size,
         job_attempt=number(environ, "SPARE_LIFE") or 1,
+        saved_step=number(environ, "SPARE_SAVED_STEP"),
         restarts=restarts,
         tls_dir=environ.get("SPARE_TLS_DIR", ""),
         local_rank=_local_rank(environ, hint.launcher),

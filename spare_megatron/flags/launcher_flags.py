@@ -51,8 +51,6 @@ class LauncherFlags:
     group_size: int = 1
     """M, ranks of a group."""
     run_dir: str | None = None
-    checkpoint_dirs: tuple[str, ...] = ()
-    """Where a checkpoint to start again from may be, in the order in which they are searched."""
     max_group_restarts: int = 0
     """How often one lost group is started again within an hour; 0: it stays lost."""
     on_event: str = ""
@@ -61,6 +59,10 @@ class LauncherFlags:
     """The user's command before a lost group is started again; empty: none."""
     save_dir: str = ""
     """Where checkpoints are written; empty: nowhere."""
+    load_dir: str = ""
+    """Where the job begins with a checkpoint; empty: it begins at step 0."""
+    ckpt_step: int | None = None
+    """The step of that checkpoint; None: the newest."""
     group_restart_pause_s: float = SpareConfig.group_restart_pause_s
     """How long the second restart of a group within an hour waits."""
     standby_groups: int = 0
@@ -90,11 +92,12 @@ def launcher_flags(words: Sequence[str], environ: Mapping[str, str], saved: Save
     return LauncherFlags(
         group_size=group_size(namespace),
         run_dir=namespace.spare_run_dir,
-        checkpoint_dirs=tuple(directory for directory in (namespace.save, namespace.load) if directory),
         max_group_restarts=namespace.spare_max_group_restarts,
         on_event=namespace.spare_on_event or "",
         health_check=namespace.spare_health_check or "",
         save_dir=namespace.save or "",
+        load_dir=namespace.load or "",
+        ckpt_step=namespace.ckpt_step,
         group_restart_pause_s=namespace.spare_group_restart_pause_s,
         standby_groups=namespace.spare_standby_groups,
         preload=namespace.spare_preload or "",

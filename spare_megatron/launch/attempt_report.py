@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from pathlib import Path
 
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane.exit_report import ExitReport, read_exit_reports
-from spare_megatron.launch.restart_checkpoint import checkpoint_to_start_from, publish_accepted
+from spare_megatron.flags.launcher_flags import LauncherFlags
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
 from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress, Obstacles, is_failure, needs_checkpoint
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json
@@ -44,8 +45,9 @@ def ended_attempt(
     run_dir: RunDirectory,
     code: ExitCode,
     why_failed: Callable[[], str],
-    directories: Sequence[str],
+    flags: LauncherFlags,
     *,
+    own: OwnCheckpoints,
     groups: int,
     before: JobProgress,
     reported: Callable[[str], None],
@@ -62,7 +64,7 @@ def ended_attempt(
 
     Args:
         why_failed: called where the summary gives no reason for a failure.
-        directories: where checkpoints are, in the order in which they are searched.
+        own: the checkpoints of the job.
         groups: how many groups the job has.
         before: how far the job attempts before this one have come.
         reported: called with a sentence for each damaged checkpoint, and where one that counts cannot get its name.
@@ -79,9 +81,10 @@ def ended_attempt(
     if words:
         reason = f"every group ended by an error of its own, first {words[0].who}: {words[0].error}"
     checkpoint = None
-    publish_accepted(run_dir, directories, reported)
+    own.publish(flags, reported)
     if needs_checkpoint(code):
-        checkpoint = with_retries(partial(checkpoint_to_start_from, directories, reported))
+        saved_step = own.newest_step(flags.save_dir)
+        checkpoint = with_retries(partial(checkpoint_to_start_from, flags, saved_step, reported))
     return EndedAttempt(
         code=code,
         reason=reason,
@@ -89,7 +92,7 @@ def ended_attempt(
         reached=int(summary.get("steps", 0)),
         before=before,
         checkpoint=None if checkpoint is None else str(checkpoint),
-        looked_in=tuple(directories),
+        looked_in=tuple(filter(None, (flags.save_dir, flags.load_dir))),
         stop_requested=bool(summary.get("stop_signal")),
         obstacles=Obstacles(),
         own_end=words[0].shown if words else "",

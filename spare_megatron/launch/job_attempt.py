@@ -42,7 +42,7 @@ from spare_megatron.launch.processes import KILLED_S, Child, Processes, publish_
 from spare_megatron.launch.rank_process import RankStarter
 from spare_megatron.launch.rank_processes import LOOK_S, RankProcesses
 from spare_megatron.launch.refills import Refills
-from spare_megatron.launch.restart_checkpoint import publish_accepted
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.restarter import RestartedJob, Restarter
 from spare_megatron.launch.standby_book import StandbyBook
 from spare_megatron.launch.standbys import StandbyJob, Standbys
@@ -70,6 +70,7 @@ class LocalAttempt:
         number: int,
         memory: LaunchMemory,
         *,
+        own: OwnCheckpoints,
         announce: Callable[[str], None],
         side: SideFiles,
         stopped_hard: asyncio.Event,
@@ -79,14 +80,14 @@ class LocalAttempt:
         ``stopped_hard`` ends the job attempt at once."""
         self._launch, self._dir, self._processes, self._number = launch, launch.run_dir, processes, number
         self._memory, self._announce, self._stopped_hard = memory, announce, stopped_hard
-        self._preloaded = preloaded
+        self._preloaded, self._own = preloaded, own
         security = security_of(self._dir, launch.tls_dir, create=True)
         self._client = CoordinatorClient(self._dir, security, lambda: self._exit.done())
         self._side = side
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
         self._ending = self._asked_to_stop = False
-        starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
+        starter = self._starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
         ranks = self._ranks = RankProcesses(starter)
         health = GroupHealth(launch, processes.guard, ranks.pids)
         book = self._book = StandbyBook(launch.num_groups, launch.flags.standby_groups)
@@ -144,7 +145,7 @@ class LocalAttempt:
             begun: asyncio.Future[Any] = asyncio.create_task(self._can_begin())
             await asyncio.wait({begun, self._exit, self._config_error, hard}, return_when=asyncio.FIRST_COMPLETED)
             if begun.done():  # the coordinator has read what an earlier launch, which may have died, has accepted
-                publish_accepted(self._dir, self._launch.flags.checkpoint_dirs, self._announce)
+                self._starter.saved_step = self._own.begin(self._launch.flags, self._announce)
                 self._start_ranks()
             begun.cancel()
             self._client.beside(self._watch_directory())

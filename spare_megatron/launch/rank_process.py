@@ -67,6 +67,8 @@ class RankStarter:
         first to start each."""
         self._launch, self._processes, self._job_attempt, self._ended = launch, processes, job_attempt, ended
         self._fork = fork
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint that the job has saved itself before this job attempt."""
 
     def rank(self, start: GroupStart, position: int, slot: int) -> RankProcess:
         """Start a rank of a group. Raises OSError."""
@@ -136,12 +138,18 @@ class RankStarter:
             "SPARE_NUM_GROUPS": str(launch.num_groups),
             "SPARE_GROUP_SIZE": str(launch.group_size),
             "SPARE_LIFE": str(self._job_attempt),
+            **saved_before(self.saved_step),
             "SPARE_RUN_DIR": str(launch.run_dir.path),
             "SPARE_LAUNCHER_PID": str(os.getpid()),
             "SPARE_STARTS_AGAIN": "1",
             "SPARE_TLS_DIR": launch.tls_dir,
             VARIABLE: "\n".join(launch.injections),
         }
+
+
+def saved_before(step: int | None) -> dict[str, str]:
+    """The environment of the ranks of a job attempt before which the job itself has saved ``step``, or nothing."""
+    return {"SPARE_SAVED_STEP": "" if step is None else str(step)}
 
 
 def place_of_start(start: GroupStart) -> dict[str, str]:

@@ -1,40 +1,90 @@
 """Publishes a checkpoint that counts but that its writer has not published, and finds the checkpoint from which a job
-starts again. The launcher does both for all ranks, before the first job attempt and after each."""
+starts again. The launcher does the former for all ranks, before the first job attempt and after each.
+
+A ``--save`` directory may also hold checkpoints that the job has not written: of another run, or of steps after the one
+to which the user went back with ``--ckpt-step``. A job never starts again from those by itself. Its own ones are known
+by what the run directory names as accepted last: the job has saved nothing while that is what it was when the job
+began, else they are those up to the step of that checkpoint.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from spare_megatron.checkpoint.folder import last_good, publish_left_over
+from spare_megatron.checkpoint.folder import damage, iteration_name, last_good, publish_left_over, step_of
+from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.runtime.disk import with_retries
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory, read_json, write_json
 
 
-def publish_accepted(run_dir: RunDirectory, directories: Sequence[str], reported: Callable[[str], None]) -> None:
-    """Publish the checkpoint that the coordinator accepted last, where it lies below one of ``directories`` and its
-    writer has not done so: it died, or left before it received the coordinator's word. Waits for a disk that fails for
-    a while; ``reported`` is called with a sentence where it does not come back."""
+@dataclass(frozen=True)
+class OwnCheckpoints:
+    """The checkpoints that a job has saved itself, over all its job attempts."""
 
-    def publish() -> None:
-        accepted = run_dir.accepted()
-        for directory in directories:
-            publish_left_over(Path(directory), accepted)
+    run_dir: RunDirectory
+    job: str
+    """What is the same in all job attempts of a job and differs from that of any other job in this run directory."""
 
-    try:
-        with_retries(publish)
-    except (OSError, json.JSONDecodeError) as error:
-        reported(f"the checkpoint that was accepted last cannot get its name: {error}")
+    def begin(self, flags: LauncherFlags, reported: Callable[[str], None]) -> int | None:
+        """Before each job attempt: publish what was accepted last, and note what that was when the job began; returns
+        :meth:`newest_step`. ``reported``: see :meth:`publish`."""
+        self.publish(flags, reported)
+        if self._before() is None:
+            accepted = with_retries(self.run_dir.accepted)
+            with_retries(lambda: write_json(self._file, {"job": self.job, "accepted": accepted}, durable=True))
+        return self.newest_step(flags.save_dir)
+
+    def publish(self, flags: LauncherFlags, reported: Callable[[str], None]) -> None:
+        """Publish the checkpoint that the coordinator accepted last, where its writer has not done so: it died, or left
+        before it received the coordinator's word. Waits for a disk that fails for a while; ``reported`` is called with
+        a sentence where it does not come back."""
+
+        def publish() -> None:
+            accepted = self.run_dir.accepted()
+            for directory in filter(None, (flags.save_dir, flags.load_dir)):
+                publish_left_over(Path(directory), accepted)
+
+        try:
+            with_retries(publish)
+        except (OSError, json.JSONDecodeError) as error:
+            reported(f"the checkpoint that was accepted last cannot get its name: {error}")
+
+    def newest_step(self, save: str) -> int | None:
+        """The step of the newest one in a ``--save`` directory; None where there is none."""
+        accepted = with_retries(self.run_dir.accepted)
+        if not save or not accepted or self._before() in (None, accepted):
+            return None
+        directory = Path(accepted)
+        return step_of(directory) if directory.parent.parent.resolve() == Path(save).resolve() else None
+
+    @property
+    def _file(self) -> Path:
+        return self.run_dir.path / "began.json"
+
+    def _before(self) -> str | None:
+        kept = with_retries(lambda: read_json(self._file)) or {}
+        return str(kept["accepted"]) if kept.get("job") == self.job else None
 
 
-def checkpoint_to_start_from(directories: Sequence[str], reported: Callable[[str], None]) -> Path | None:
-    """The newest good checkpoint of the first of ``directories`` that has one; None where none has. ``reported`` is
-    called with a sentence for each damaged one."""
-    for directory in directories:
-        good, passed = last_good(Path(directory))
-        for damage in passed:
-            reported(f"{damage.reason}; it is passed over")
+def checkpoint_to_start_from(
+    flags: LauncherFlags, saved_step: int | None, reported: Callable[[str], None]
+) -> Path | None:
+    """The newest good checkpoint that the job has saved itself, ``saved_step`` the step of the newest; where there is
+    none, the one of ``--load`` with which the job began. None where there is none either. ``reported`` is called with a
+    sentence for each damaged one."""
+    searched: list[tuple[str, int | None]] = [] if saved_step is None else [(flags.save_dir, saved_step)]
+    if flags.load_dir and flags.ckpt_step is None:
+        searched.append((flags.load_dir, None))
+    for directory, step in searched:
+        good, passed = last_good(Path(directory), step)
+        for one in passed:
+            reported(f"{one.reason}; it is passed over")
         if good is not None:
             return good
+    if flags.load_dir and flags.ckpt_step is not None:
+        asked = Path(flags.load_dir) / iteration_name(flags.ckpt_step)
+        return None if damage(asked) else asked
     return None

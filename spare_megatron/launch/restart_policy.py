@@ -131,7 +131,7 @@ def _after_attempt(ended: EndedAttempt, progress: JobProgress) -> RestartDecisio
     why = ended.reason or "every group is lost"
     if ended.checkpoint is None:
         where = " or ".join(ended.looked_in) or "(no --save or --load was given)"
-        sentence = f"{why}; there is no good checkpoint in {where} to start again from"
+        sentence = f"{why}; there is no good checkpoint of this job in {where} to start again from"
         return RestartDecision(Then.LEAVE, ExitCode.NO_CHECKPOINT, progress, sentence)
     if progress.idle_attempts >= ATTEMPTS_WITHOUT_PROGRESS:
         sentence = f"{why}; {progress.idle_attempts} job attempts in a row did not get beyond step {progress.best_step}"

@@ -29,7 +29,8 @@ from spare_megatron.launch.group_restarts import LaunchMemory
 from spare_megatron.launch.job_attempt import END_GRACE_S
 from spare_megatron.launch.lent_nodes import LentNodes
 from spare_megatron.launch.processes import Child, Processes
-from spare_megatron.launch.restart_checkpoint import publish_accepted
+from spare_megatron.launch.rank_process import saved_before
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
 from spare_megatron.runtime.disk import with_retries
@@ -75,6 +76,11 @@ def first_nodes(allocation: Allocation) -> tuple[str, ...]:
     """The options of srun that keep a step off the spare nodes."""
     used = allocation.nodes_used
     return (f"--nodes={used}", "--relative=0") if used < allocation.num_nodes else ()
+
+
+def own_checkpoints(launch: SlurmLaunch) -> OwnCheckpoints:
+    """Those of the Slurm job, or of its array: what stays the same when Slurm starts it again."""
+    return OwnCheckpoints(launch.run_dir, launch.allocation.array or launch.allocation.job)
 
 
 class SlurmAttempt:
@@ -172,7 +178,7 @@ class SlurmAttempt:
     def _start_ranks(self, published: CoordinatorAddress) -> None:
         launch = self._launch
         # of an earlier start, which may have died
-        publish_accepted(self._dir, launch.flags.checkpoint_dirs, self._announce)
+        saved_step = own_checkpoints(launch).begin(launch.flags, self._announce)
         self._link_logs()
         groups = launch.allocation.ranks // launch.group_size
         incarnation = self._memory.incarnations.first(groups, published.highest_incarnation)
@@ -183,6 +189,7 @@ class SlurmAttempt:
             "SPARE_GROUP_SIZE": str(launch.group_size),
             "SPARE_STARTS_AGAIN": "1",
             "SPARE_LIFE": str(self._number),
+            **saved_before(saved_step),
             "SPARE_INCARNATION": str(incarnation),
             "SPARE_TLS_DIR": launch.tls_dir,
         }

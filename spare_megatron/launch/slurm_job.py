@@ -34,7 +34,7 @@ from spare_megatron.launch.restart_policy import (
     needs_checkpoint,
     slurm_obstacles,
 )
-from spare_megatron.launch.slurm_attempt import SlurmAttempt, SlurmLaunch
+from spare_megatron.launch.slurm_attempt import SlurmAttempt, SlurmLaunch, own_checkpoints
 from spare_megatron.launch.slurm_commands import (
     ask,
     batch_script_is_lost,
@@ -147,25 +147,21 @@ def last_attempt(
 ) -> EndedAttempt:
     """The job attempt that ended, with the progress that earlier starts of the Slurm job, or of its array, have
     kept."""
+    own = own_checkpoints(launch)
     kept = with_retries(lambda: read_json(launch.run_dir.path / "idle_lives.json")) or {}
-    if kept.get("job") != _whole_job(launch):  # somebody has started the job anew, perhaps from an older step
+    if kept.get("job") != own.job:  # somebody has started the job anew, perhaps from an older step
         kept = {}
     before = JobProgress(int(kept.get("lives", 0)), int(kept.get("best_step", 0)))
     groups = launch.allocation.ranks // launch.group_size
     return ended_attempt(
-        launch.run_dir, code, why_failed, launch.flags.checkpoint_dirs, groups=groups, before=before, reported=announce
+        launch.run_dir, code, why_failed, launch.flags, own=own, groups=groups, before=before, reported=announce
     )
-
-
-def _whole_job(launch: SlurmLaunch) -> str:
-    """What stays the same when Slurm starts the job again."""
-    return launch.allocation.array or launch.allocation.job
 
 
 def keep_idle_attempts(launch: SlurmLaunch, ended: EndedAttempt, decision: RestartDecision) -> None:
     """Write the progress of all job attempts, for the next decision, which another start of the Slurm job may make."""
     reported = {
-        "job": _whole_job(launch),
+        "job": own_checkpoints(launch).job,
         "lives": decision.progress.idle_attempts,
         "best_step": decision.progress.best_step,
     }

@@ -8,6 +8,7 @@ follows it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import shutil
 import signal
 import time
@@ -21,6 +22,7 @@ from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_attempt
 from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.runtime.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
@@ -43,6 +45,7 @@ class Supervisor:
         self._stopped_hard = asyncio.Event()
         most, pause_s = launch.flags.max_group_restarts, launch.flags.group_restart_pause_s
         self._memory = LaunchMemory(GroupRestarts(most, pause_s), Incarnations(), refills=GroupRestarts(most, pause_s))
+        self._own = OwnCheckpoints(self._dir, secrets.token_hex(8))
         self._side = SideFiles(self._announce)
         self._job_attempt: LocalAttempt | None = None
 
@@ -90,6 +93,7 @@ class Supervisor:
                 processes,
                 number,
                 memory,
+                own=self._own,
                 announce=announce,
                 side=self._side,
                 stopped_hard=hard,
@@ -105,13 +109,13 @@ class Supervisor:
 
     async def _decide(self, job_attempt: LocalAttempt, code: ExitCode, before: JobProgress) -> RestartDecision:
         """Decide what follows ``job_attempt``, no process of which runs any more."""
-        directories = self._launch.flags.checkpoint_dirs
         groups = self._launch.num_groups
         ended = ended_attempt(
             self._dir,
             code,
             job_attempt.why_failed,
-            directories,
+            self._launch.flags,
+            own=self._own,
             groups=groups,
             before=before,
             reported=self._announce,

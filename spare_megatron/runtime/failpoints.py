@@ -114,6 +114,7 @@ REPLACED = (
     "coordinator.json",
     "clock.json",
     "accepted.json",
+    "began.json",
     "job.json",
     "snapshot-N.json",
     "status.json",

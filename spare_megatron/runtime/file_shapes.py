@@ -171,6 +171,7 @@ _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "coordinator.json": (_ADDRESS, {}),
     "launcher.json": ({"address": text}, {}),
     "accepted.json": ({"directory": text}, {}),
+    "began.json": ({"job": text, "accepted": text}, {}),
     "clock.json": ({"boot": text, "boot_unix_s": number}, {}),
 }
 _LEADER: tuple[Mapping[str, Check], Mapping[str, Check]] = ({"incarnation": whole, "address": text}, {})

@@ -291,8 +291,12 @@ class GroupSaver:
         if not flight.ask.accept(flight.step, str(flight.partial)):
             return UNANSWERED
         flight.moves()
-        with_retries(lambda: publish(flight.partial, self.directory, flight.trained), PUBLISH_PATIENCE_S)
+        with_retries(lambda: self._give_name(flight), PUBLISH_PATIENCE_S)
         return ""
+
+    def _give_name(self, flight: _Flight) -> None:
+        newest = flight.trained >= self._newest()  # else it was written for so long that another group was faster
+        publish(flight.partial, self.directory, flight.trained, newest=newest)
 
     def _succeeded(self, flight: _Flight, size_bytes: int) -> None:
         """Log what the checkpoint cost, and remove older checkpoints and partial ones."""

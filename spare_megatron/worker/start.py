@@ -16,6 +16,7 @@ from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
+from spare_megatron.config.sections import CheckpointConfig
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.json_collectives import broadcast_json
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -61,7 +62,7 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if job.place.is_leader:
         try:
             chosen["running"] = _of_running_job(job)
-            found = _checkpoint(job) if chosen["running"] is None else None
+            found, chosen["own"] = _checkpoint(job) if chosen["running"] is None else (None, False)
             chosen["directory"] = None if found is None else str(found)
         except ConfigError as error:
             chosen["refusal"] = str(error)
@@ -73,12 +74,11 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if chosen["directory"] is None:
         return Start()
     directory = Path(chosen["directory"])
-    restart = job.place.job_attempt > 1
-    fresh = job.checkpoint.finetune and not restart
+    fresh = job.checkpoint.finetune and not chosen["own"]
     loaded = group_checkpoint.load(
         directory,
         replica,
-        optimizer=restart or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
+        optimizer=chosen["own"] or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
         strictness=job.checkpoint.dist_ckpt_strictness,
     )
     if job.place.is_leader:
@@ -142,14 +142,19 @@ def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:
         )
 
 
-def _checkpoint(job: JobArguments) -> Path | None:
-    """The checkpoint to load, None to begin at step 0. A later job attempt begins with the newest one that the job
-    itself saved, if any."""
+def _checkpoint(job: JobArguments) -> tuple[Path | None, bool]:
+    """The checkpoint to load, None to begin at step 0, and whether the job itself saved it. A later job attempt begins
+    with the newest one that it saved, if any, else as the first one began."""
     config = job.checkpoint
-    if job.place.job_attempt > 1 and config.save:
-        own, _ = _newest(Path(config.save))
+    if job.place.saved_step is not None and config.save:
+        own, _ = _newest(Path(config.save), job.place.saved_step)
         if own is not None:
-            return own
+            return own, True
+    return _asked_for(config), False
+
+
+def _asked_for(config: CheckpointConfig) -> Path | None:
+    """The checkpoint that the flags ask for, None where they ask for none."""
     if config.load is None:
         return None
     if config.ckpt_step is not None:
@@ -167,8 +172,8 @@ def _checkpoint(job: JobArguments) -> Path | None:
     return directory_found
 
 
-def _newest(save: Path) -> tuple[Path | None, list[str]]:
-    directory, passed = last_good(save)
+def _newest(save: Path, up_to: int | None = None) -> tuple[Path | None, list[str]]:
+    directory, passed = last_good(save, up_to)
     reasons = [one.reason for one in passed]
     for reason in reasons:
         log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)

@@ -228,7 +228,7 @@ def test_a_total_loss_without_a_checkpoint(launch: Callable[..., LaunchedJob]) -
     for group in range(2):
         os.kill(job.pid(group, 0), signal.SIGKILL)
     assert job.finish() == ExitCode.NO_CHECKPOINT
-    assert "there is no good checkpoint in (no --save or --load was given)" in job.text()
+    assert "there is no good checkpoint of this job in (no --save or --load was given)" in job.text()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

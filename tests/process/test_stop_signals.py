@@ -15,7 +15,9 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.attempt_report import ended_attempt
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.stop_signals import REPEAT_S, STOP_SIGNALS, SignalledStop
@@ -132,7 +134,14 @@ def test_an_exit_code_alone_is_no_proof_that_a_job_is_finished(tmp_path: Path) -
 
     def ended() -> EndedAttempt:
         return ended_attempt(
-            run_dir, ExitCode.FINISHED, lambda: "", (), groups=2, before=JobProgress(), reported=lambda text: None
+            run_dir,
+            ExitCode.FINISHED,
+            lambda: "",
+            LauncherFlags(),
+            own=OwnCheckpoints(run_dir, "job"),
+            groups=2,
+            before=JobProgress(),
+            reported=lambda text: None,
         )
 
     assert ended().code is ExitCode.FAILED

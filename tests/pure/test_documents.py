@@ -24,6 +24,7 @@ OF_A_JOB = {
     *("gpu_check.json", "gpu_check.txt"),
     *(
         "accepted.json",
+        "began.json",
         "clock.json",
         "coordinator.err",
         "coordinator.json",

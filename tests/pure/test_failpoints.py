@@ -180,9 +180,10 @@ def test_every_operation_is_in_the_code_and_documented() -> None:
 
 def test_every_file_is_in_the_code_and_documented() -> None:
     """The names that the code gives to the files of a run directory and of a checkpoint directory."""
-    modules = ("runtime/run_directory", "worker/rendezvous", "coordinator/server", "coordinator/terms")
+    modules: tuple[str, ...] = ("runtime/run_directory", "worker/rendezvous", "coordinator/server", "coordinator/terms")
     names = set()
-    for module in (*modules, "coordinator/journal_parts", "launch/slurm_job", "checkpoint/folder"):
+    modules += ("coordinator/journal_parts", "launch/slurm_job", "launch/restart_checkpoint", "checkpoint/folder")
+    for module in modules:
         for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
             if isinstance(node, ast.JoinedStr | ast.Constant) and isinstance(getattr(node, "value", ""), str):
                 names.add(_text(node).replace("*", "N"))

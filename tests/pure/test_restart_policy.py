@@ -71,7 +71,7 @@ LAST_IDLE = ATTEMPTS_WITHOUT_PROGRESS - 1
         ({"stop_requested": True, "obstacles": NO_QUEUE}, Then.LEAVE, 4, 0, "; start the same command again"),
         ({"stop_requested": True, "obstacles": NODE_LOST}, Then.QUEUE_AGAIN, 4, 0, "asked to stop"),
         # It cannot begin at all.
-        ({"checkpoint": None}, Then.LEAVE, 3, 0, "; there is no good checkpoint in save or load to start again from"),
+        ({"checkpoint": None}, Then.LEAVE, 3, 0, "; there is no good checkpoint of this job in save or load to start"),
         ({"checkpoint": None, "looked_in": ()}, Then.LEAVE, 3, 0, "in (no --save or --load was given) to start"),
         ({"checkpoint": None, "stop_requested": True}, Then.LEAVE, 3, 0, "there is no good checkpoint"),
         ({"checkpoint": None, "obstacles": NODE_LOST}, Then.LEAVE, 3, 0, "there is no good checkpoint"),

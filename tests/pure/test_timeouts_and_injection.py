@@ -184,11 +184,12 @@ def test_a_launcher_reads_the_check_of_a_host() -> None:
 def test_a_launcher_reads_the_yaml_file_too(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("model_parallel:\n  tensor_model_parallel_size: 2\nsave: there\n")
-    assert launcher_flags(["--load", "--steps", "3"], {}, no_checkpoint).checkpoint_dirs == ()
+    assert launcher_flags(["--load", "--steps", "3"], {}, no_checkpoint).load_dir == ""
     reported = launcher_flags(
         ["--yaml-cfg", str(config), "--load=here", "--spare-run-dir", "runs/a"], {}, no_checkpoint
     )
-    assert (reported.group_size, reported.run_dir, reported.checkpoint_dirs) == (2, "runs/a", ("there", "here"))
+    assert (reported.group_size, reported.run_dir) == (2, "runs/a")
+    assert (reported.save_dir, reported.load_dir) == ("there", "here")
 
 
 @pytest.mark.parametrize("point", ["accumulate", "reduce", "gradient", "weights"])

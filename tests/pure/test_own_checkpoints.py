@@ -1,0 +1,154 @@
+"""From which checkpoint a job starts again by itself: one that it has saved, or the one with which it began."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.checkpoint.files import entries_of
+from spare_megatron.checkpoint.folder import (
+    TRACKER,
+    iteration_name,
+    mark_accepted,
+    partial_directory,
+    publish,
+    publish_left_over,
+    write_manifest,
+)
+from spare_megatron.flags.launcher_flags import LauncherFlags
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
+from spare_megatron.runtime.run_directory import RunDirectory
+
+
+def written(directory: Path) -> Path:
+    """A good checkpoint."""
+    directory.mkdir(parents=True)
+    (directory / "weights").write_text(directory.name)
+    write_manifest(directory, entries_of(directory))
+    return directory
+
+
+def damaged(directory: Path) -> None:
+    (directory / "weights").write_text("other")
+
+
+class Launched:
+    """A job that saves into ``save``, in one job attempt after the other."""
+
+    def __init__(self, tmp_path: Path, job: str = "job", **flags: object) -> None:
+        self.save = tmp_path / "save"
+        self.run_dir = RunDirectory(tmp_path / "run")
+        self.run_dir.create()
+        self.flags = LauncherFlags(save_dir=str(self.save), **flags)  # type: ignore[arg-type]
+        self.own = OwnCheckpoints(self.run_dir, job)
+        self.reported: list[str] = []
+
+    def begins(self) -> int | None:
+        return self.own.begin(self.flags, self.reported.append)
+
+    def accepts(self, step: int, incarnation: int = 0) -> Path:
+        """Its coordinator accepts a checkpoint, which has not got its name yet."""
+        partial = written(partial_directory(self.save, step, 0, incarnation, 1))
+        self.run_dir.publish_accepted(str(partial))
+        mark_accepted(partial)
+        return partial
+
+    def saves(self, step: int, incarnation: int = 0) -> Path:
+        return publish(self.accepts(step, incarnation), self.save, step)
+
+    def starts_again_from(self) -> Path | None:
+        return checkpoint_to_start_from(self.flags, self.own.newest_step(self.flags.save_dir), self.reported.append)
+
+
+def test_nothing_of_another_run_is_started_from(tmp_path: Path) -> None:
+    job = Launched(tmp_path)
+    written(job.save / iteration_name(20))
+    assert job.begins() is None
+    assert job.starts_again_from() is None
+    own = job.saves(5)
+    assert job.starts_again_from() == own
+    assert job.begins() == 5
+
+
+def test_a_fine_tuning_that_has_saved_nothing_begins_again(tmp_path: Path) -> None:
+    base = written(tmp_path / "base" / iteration_name(1))
+    job = Launched(tmp_path, load_dir=str(base.parent))
+    assert job.begins() is None
+    assert job.starts_again_from() == base
+    assert job.begins() is None, "its ranks begin with the weights alone, as the first time"
+
+
+def test_a_job_that_went_back_does_not_go_on_with_what_it_gave_up(tmp_path: Path) -> None:
+    save = tmp_path / "save"
+    steps = {step: written(save / iteration_name(step)) for step in (10, 20, 30)}
+    job = Launched(tmp_path, load_dir=str(save), ckpt_step=10)
+    assert job.begins() is None
+    assert job.starts_again_from() == steps[10]
+    own = job.saves(15)
+    assert job.starts_again_from() == own
+    damaged(own)
+    assert job.starts_again_from() == steps[10]
+    assert "it is passed over" in job.reported[-1]
+    damaged(steps[10])
+    assert job.starts_again_from() is None
+
+
+def test_what_was_saved_before_a_launch_is_not_its_own(tmp_path: Path) -> None:
+    first = Launched(tmp_path)
+    first.begins()
+    first.saves(20)
+    anew = Launched(tmp_path, job="another")
+    assert anew.begins() is None
+    assert anew.starts_again_from() is None
+    queued_again = Launched(tmp_path, job="another")
+    own = queued_again.saves(5, incarnation=1)
+    assert queued_again.begins() == 5
+    assert queued_again.starts_again_from() == own
+
+
+def test_another_directory_has_nothing_of_the_job(tmp_path: Path) -> None:
+    job = Launched(tmp_path)
+    job.begins()
+    job.saves(5)
+    assert job.own.newest_step(str(tmp_path / "elsewhere")) is None
+    assert job.own.newest_step("") is None
+
+
+def test_one_that_was_accepted_is_started_from_beside_later_ones_that_were_given_up(tmp_path: Path) -> None:
+    job = Launched(tmp_path)
+    written(job.save / iteration_name(30))
+    job.begins()
+    job.accepts(15)
+    assert job.begins() == 15
+    assert job.starts_again_from() == job.save / iteration_name(15)
+    assert (job.save / TRACKER).read_text() == "15"
+
+
+def test_a_writer_that_dies_between_the_name_and_the_tracker_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron's tools, and spare-convert, go by that file."""
+    job = Launched(tmp_path)
+    job.saves(10)
+    partial = job.accepts(20)
+
+    def dies(place: str) -> None:
+        if place == "checkpoint.published":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("spare_megatron.runtime.failpoints.hit", dies)
+    with pytest.raises(KeyboardInterrupt):
+        publish(partial, job.save, 20)
+    assert (job.save / TRACKER).read_text() == "10"
+    publish_left_over(job.save, str(partial))
+    assert (job.save / TRACKER).read_text() == "20"
+    assert not list(partial.parent.iterdir())
+
+
+def test_a_late_save_of_an_older_step_is_not_the_newest(tmp_path: Path) -> None:
+    job = Launched(tmp_path)
+    older = job.accepts(10)
+    job.saves(20)
+    publish(older, job.save, 10, newest=False)
+    assert (job.save / TRACKER).read_text() == "20"

@@ -7,7 +7,9 @@ False also for the files, and at the end of a run for everything. (The coordinat
 the commit of t + 1, so no step may wait for that.)
 
 Nothing that a disk does ends training: the user is warned once of saves that fail, what they leave behind is removed
-when the next one succeeds, and the next interval tries again. One save is in flight at a time.
+when the next one succeeds, and the next interval tries again. One save is in flight at a time. After the last save of a
+run there is no next interval: it is tried again for a minute, then this group ends with an error, so that the next one
+saves, and a job of which no group could save does not count as finished.
 
 If the disk accepts nothing for :attr:`GroupSaver.hung_s`, the training thread, which waits for the last save, reports
 no more progress. The failure detector then removes this group, and the next group saves.
@@ -49,11 +51,17 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 10.0
 """How long a save that is due waits for the one before it; after that it is left out."""
+LAST_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)
+"""The pauses between the attempts to save at the end of a run."""
 PUBLISH_PATIENCE_S = 60.0
 """How long to try, while the disk fails, to give a checkpoint that counts its final name."""
 TICK_S = 0.5
 UNANSWERED = "this group leaves before it has received whether it counts"
 _REASON_CHARS = 250
+
+
+class LastSaveError(RuntimeError):
+    """The state at the end of a run could not be saved."""
 
 
 class CheckpointShare(Protocol):
@@ -96,6 +104,8 @@ class _Flight:
     started_s: float
     waits: bool
     """Whether training waits for the files too."""
+    final: bool = False
+    """Whether it is the last one of the run."""
     asked: threading.Event = field(default_factory=threading.Event)
     """Set when this rank's files are written, on position 0 when it asks whether the checkpoint counts; or at the
     end."""
@@ -147,6 +157,7 @@ class GroupSaver:
     _flight: _Flight | None = field(default=None, init=False)
     _number: int = field(default=0, init=False)
     _failures: int = field(default=0, init=False)
+    _why: str = field(default="see the log of position 0", init=False)
     _found: dict[int, object] = field(default_factory=dict, init=False)
     """The checkpoints that earlier jobs, or earlier job attempts, had published when this rank started."""
 
@@ -160,27 +171,56 @@ class GroupSaver:
 
         ``since`` is the last step at which a save was due. It is below ``step`` if this group takes over the saving
         from one that died. Then nothing is saved if that group had published the checkpoint that was due.
+
+        Raises:
+            LastSaveError: it is ``final``, and its files could not be written although that was tried several times.
         """
+        for pause_s in LAST_PAUSES_S if final else ():
+            if not self._try(step, epoch, ask, since, final):
+                return
+            self._rest(pause_s, ask.tick)
+        if self._try(step, epoch, ask, since, final):
+            raise LastSaveError(f"the state after step {min(step, self.last_step)} could not be saved: {self._why}")
+
+    def _rest(self, pause_s: float, tick: Callable[[], None]) -> None:
+        for _ in range(math.ceil(pause_s / TICK_S)):
+            time.sleep(min(TICK_S, pause_s))
+            tick()
+
+    def _try(self, step: int, epoch: int, ask: Ask, since: int, final: bool) -> bool:
+        """One attempt of :meth:`save`; whether it was the ``final`` one and its files could not be written."""
         started_s = time.monotonic()
         trained = min(step, self.last_step)
         waits = final or not self.asynchronous
         free = self._settle(ask.tick, None if final else PATIENCE_S)
         partial = partial_directory(self.directory, trained, self.place.group, self.place.incarnation, epoch)
         wanted = trained if final else min(since, self.last_step)
-        if not self.agree(not self.place.is_leader or self._begins(trained, partial, free, wanted)):
-            return
+        failures = self._failures
+        if not self.agree(not self.place.is_leader or self._begins(trained, partial, free, wanted, final)):
+            return final and self.agree(self._failures > failures)
         self._settle(ask.tick, None)
         self._number += 1
         share = self.take(trained, partial, not waits)
         now_s = time.monotonic()
         flight = self._flight = _Flight(
-            self._number, step, trained, partial, share, ask, stall_s=now_s - started_s, started_s=now_s, waits=waits
+            self._number,
+            step,
+            trained,
+            partial,
+            share,
+            ask,
+            stall_s=now_s - started_s,
+            started_s=now_s,
+            waits=waits,
+            final=final,
         )
         threading.Thread(target=self._fly, args=(flight,), name="checkpoint", daemon=True).start()
         if final:
             self._settle(ask.tick, None)
-        elif waits:
+            return self.agree(self._failures > failures and not flight.asked_s)
+        if waits:
             self._wait(flight, flight.asked, ask.tick, None)
+        return False
 
     def settle(self, tick: Callable[[], None]) -> None:
         """Wait until nothing is in flight."""
@@ -205,11 +245,12 @@ class GroupSaver:
 
     # ------------------------------------------------------------------------------------------------ position 0
 
-    def _begins(self, trained: int, partial: Path, free: bool, wanted: int) -> bool:
+    def _begins(self, trained: int, partial: Path, free: bool, wanted: int, final: bool) -> bool:
         """Whether a checkpoint is wanted and its directory could be made."""
         before = self._flight
         if not free and before is not None:
-            self._failed(trained, f"that of step {before.trained} is still being written; use a longer --save-interval")
+            why = f"that of step {before.trained} is still being written; use a longer --save-interval"
+            self._failed(trained, why, final)
             return False
         try:
             if self._newest() >= wanted:
@@ -217,7 +258,7 @@ class GroupSaver:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         except OSError as error:
-            self._failed(trained, f"{partial} cannot be made: {error.strerror}")
+            self._failed(trained, f"{partial} cannot be made: {error.strerror}", final)
             return False
         return True
 
@@ -269,7 +310,7 @@ class GroupSaver:
         if failure:
             if not flight.asked.is_set():  # else it may count, and the launcher then publishes it
                 shutil.rmtree(flight.partial, ignore_errors=True)
-            self._failed(flight.trained, failure)
+            self._failed(flight.trained, failure, flight.final and not flight.asked_s)
             return failure
         self._succeeded(flight, sum(entry["bytes"] for one in reported for entry in one.files.values()))
         return ""
@@ -325,13 +366,15 @@ class GroupSaver:
         if gone:
             log.info("removed the checkpoints of steps %s", ", ".join(map(str, gone)))
 
-    def _failed(self, trained: int, reason: str) -> None:
-        """Log that a checkpoint does not count; warn the user of the first one in a row."""
+    def _failed(self, trained: int, reason: str, again: bool) -> None:
+        """Log that a checkpoint does not count; warn the user of the first one in a row. ``again``: this save is tried
+        again."""
         self._failures += 1
+        self._why = reason
         log.warning("the checkpoint of step %d does not count: %s", trained, reason)
         if self._failures == 1:
             goes_on = "training goes on, the next save tries again"
-            what = goes_on if trained < self.last_step else "no later step is trained"
+            what = "it is tried again for a minute" if again else goes_on
             self.notice(f"WARNING: NO CHECKPOINT OF STEP {trained}: {reason}; {what}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -9,7 +10,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from spare_megatron.checkpoint.folder import (
 )
 from spare_megatron.coordinator.journal import read
 from spare_megatron.protocol.messages import Lost, Saved
+from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.failpoints import VARIABLE
 from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import saving
 from spare_megatron.worker.saving import TICK_S, Ask
 from tests.process.harness import Job, launch, toy_digests
 from tests.process.saver import lone_saver, save_for_ever
@@ -162,18 +165,58 @@ class SlowShare:
         """Nothing is left to do."""
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(tmp_path: Path, failure_free: Job) -> None:
+def test_a_full_disk_warns_once_and_training_goes_on_to_its_end(tmp_path: Path) -> None:
+    """What was trained is in no checkpoint then: each group has tried to save it, and the job is not finished."""
     job = start(tmp_path, "--file-bytes", "4096")
-    lines = job.finish()
+    lines = job.finish(code=1)
     assert [line["step"] for line in lines] == list(range(1, 19))
     assert iterations(tmp_path / "save") == []
     assert not list((tmp_path / "save" / PARTIAL).iterdir()), "what could not be completed takes room"
     shown = [line for line in (tmp_path / "launch.out").read_text().splitlines() if "NO CHECKPOINT" in line]
-    assert len(shown) == 1, shown
+    assert len(shown) == 2, shown
+    assert "the next save tries again" in shown[0]
+    assert "it is tried again for a minute" in shown[1], "of the group that saves after the first one"
     assert "rank 1 cannot write: File too large" in shown[0]
     for step in range(3, 19, 3):
         assert f"the checkpoint of step {step} does not count" in log_of(job, 0, 0)
-    assert weights(tmp_path) == weights(failure_free.run_dir)
+    for group in (0, 1):
+        assert log_of(job, group, 0).count("the checkpoint of step 18 does not count") == 3
+        assert "LastSaveError: the state after step 18 could not be saved: rank 1" in log_of(job, group, 0)
+    assert "every group is lost before step 18 was saved" in (tmp_path / "launch.out").read_text()
+
+
+def test_the_last_save_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that the coordinator was asked about: it may count."""
+    monkeypatch.setattr(saving, "LAST_PAUSES_S", (0.01, 0.02))
+    saver, save, tries = lone_saver(tmp_path / "save"), tmp_path / "save", []
+    ask = Ask(lambda _step, _directory: True, lambda: None)
+
+    def fails(times: int) -> Callable[[str], None]:
+        tries.clear()
+
+        def hit(place: str) -> None:
+            tries.extend([place] if place == failing else [])
+            if place == failing and len(tries) <= times:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        return hit
+
+    failing = "checkpoint.file"
+    monkeypatch.setattr(failpoints, "hit", fails(2))
+    saver.save(1, 1, ask, since=1, final=True)
+    assert iterations(save) == [1]
+    monkeypatch.setattr(failpoints, "hit", fails(100))
+    with pytest.raises(saving.LastSaveError, match="the state after step 2 could not be saved: rank 0 cannot write"):
+        saver.save(2, 1, ask, since=2, final=True)
+    assert len(tries) == 3
+    saver.save(3, 1, ask, since=3)
+    saver.settle(lambda: None)
+    monkeypatch.setattr(saving, "PUBLISH_PATIENCE_S", 0.1)
+    failing = "checkpoint.publish"
+    monkeypatch.setattr(failpoints, "hit", fails(100))
+    saver.save(4, 1, ask, since=4, final=True)
+    [accepted] = (save / PARTIAL).glob("iter_0000004*")
+    assert damage(accepted) == ""
 
 
 def test_a_place_that_cannot_be_written_comes_back(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from spare_megatron.megatron_adapter.model.gloo_device import LOOPBACK, shared_g
 from spare_megatron.placement import build_placement
 from spare_megatron.protocol.messages import JobSpec
 from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import saving
 from spare_megatron.worker.fault_injection import Injector
 from spare_megatron.worker.fenced_end import status_of
 from spare_megatron.worker.group_store import GroupStore
@@ -231,6 +232,7 @@ def _open(options: argparse.Namespace, place: Place, shard: int, step: int) -> N
 
 def _limit_files(options: argparse.Namespace, place: Place) -> None:
     """What a full disk does to one rank: its file can be opened and not be written."""
+    saving.LAST_PAUSES_S = (0.1, 0.2) if options.file_bytes else saving.LAST_PAUSES_S
     if options.file_bytes and place.position == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, options.file_bytes))
 

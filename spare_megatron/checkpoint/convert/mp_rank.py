@@ -121,7 +121,7 @@ class MpRankSource:
                     if not path.is_file():
                         raise ConfigError(f"{path} is missing; copy all ranks' directories of the checkpoint")
                     state = _load(path)
-                    names = sorted(name for name in state if re.fullmatch(r"model\d*", name))
+                    names = sorted((name for name in state if re.fullmatch(r"model\d*", name)), key=_chunk)
                     if not names or "language_model" in state[names[0]]:
                         raise ConfigError(
                             f"{path} holds a model from before megatron-core; convert it with Megatron-LM's own "
@@ -179,6 +179,11 @@ class MpRankSource:
         raise ConfigError(
             f"{self.folder} has {counted(self._first_layers[-1][1], 'layer')}, but its args say {self.shape.num_layers}"
         )
+
+
+def _chunk(name: str) -> int:
+    """The number of a model chunk: 10 of ``model10``, which comes after ``model9``."""
+    return int(name.removeprefix("model") or 0)
 
 
 def _load(path: Path) -> dict[str, Any]:

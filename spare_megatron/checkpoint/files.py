@@ -67,6 +67,16 @@ class _Checked(io.RawIOBase):
         return self.position
 
 
+def sync_files(directory: Path) -> None:
+    """Wait until the files below ``directory``, and their names, are on the disk."""
+    for path in (directory, *directory.rglob("*")):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
 def entry_of(path: Path) -> ManifestEntry:
     """The manifest entry of an existing file; OSError when it cannot be read."""
     crc, size = 0, 0

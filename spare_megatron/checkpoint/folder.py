@@ -150,11 +150,8 @@ def retire(save: Path, retention: Retention, up_to: int) -> list[int]:
     return gone
 
 
-def discard_partials(save: Path, up_to: int | None = None) -> None:
-    """Remove directories that were never published; with ``up_to`` only those of steps up to this published one."""
-    if up_to is None:
-        shutil.rmtree(save / PARTIAL, ignore_errors=True)
-        return
+def discard_partials(save: Path, up_to: int) -> None:
+    """Remove directories that were never published, of steps up to this published one."""
     for entry in (save / PARTIAL).glob("iter_*"):
         match = _ITERATION.match(entry.name)
         if match and int(match[1]) <= up_to:

@@ -3,6 +3,7 @@ code 2, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import shutil
@@ -465,6 +466,79 @@ def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], cap
         assert convert.main([*words, saver]) == 2
         assert "decoder.final_layernorm.weight has shape (63,)" in capsys.readouterr().err
         assert not (top / "x").exists()
+
+
+@pytest.mark.parametrize("moved", range(5))
+def test_what_is_interrupted_while_files_get_their_names(
+    moved: int, model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill leaves no model, because the weights come last; an error leaves what was there before."""
+    folder = model("llama")
+    (folder / "tokenizer.json").write_text("{}")
+    save, replaced = folder.parent / "x", []
+    (save / "partial").mkdir(parents=True)
+    (save / "partial" / "mine").write_text("kept")
+    seen: list[list[str]] = []
+
+    def replace(source: Path, target: Path) -> None:
+        seen.append(sorted(path.name for path in save.glob("*.*")))
+        if len(replaced) == moved:
+            raise OSError(errno.EIO, "Input/output error")
+        replaced.append(target.name)
+        source.rename(target)
+
+    monkeypatch.setattr("spare_megatron.checkpoint.convert.hugging_face.os.replace", replace)
+    words = [
+        *("--model-type", "GPT", "--loader", "hf", "--saver", "hf"),
+        "--load-dir",
+        str(folder),
+        "--save-dir",
+        str(save),
+    ]
+    assert convert.main(words) == (2 if moved < 4 else 0)
+    assert not any("model.safetensors" in names for names in seen)
+    assert (save / "partial" / "mine").read_text() == "kept"
+    found = {path.name for path in save.iterdir()} - {"partial"}
+    whole = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+    assert found == (whole if moved == 4 else set())
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.model", "model-00001-of-00002.safetensors"])
+def test_a_directory_with_a_model_stays_as_it_is(name: str, model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    save = folder.parent / "x"
+    save.mkdir()
+    (save / name).write_text("mine")
+    words = [
+        *("--model-type", "GPT", "--loader", "hf", "--saver", "hf"),
+        "--load-dir",
+        str(folder),
+        "--save-dir",
+        str(save),
+    ]
+    assert convert.main(words) == 2
+    assert f"already has {name}; give an empty directory" in capsys.readouterr().err
+    assert [(path.name, path.read_text()) for path in save.iterdir()] == [(name, "mine")]
+
+
+def test_the_checkpoints_of_a_job_stay_as_they_are(model: Callable[[str], Path], capsys: Capture) -> None:
+    folder = model("llama")
+    save = folder.parent / "x"
+    accepted = save / "partial" / "iter_0000020.group0-incarnation0-epoch1"
+    accepted.mkdir(parents=True)
+    (save / "partial" / f"{accepted.name}.accepted").touch()
+    run(folder, save, "hf", "core")
+    assert accepted.is_dir()
+    (save / "iter_0000001").rename(save / "iter_0000010")
+    (save / "latest_checkpointed_iteration.txt").write_text("10")
+    words = ["--model-type", "GPT", "--loader", "hf", "--load-dir", str(folder), "--save-dir", str(save), "--saver"]
+    capsys.readouterr()
+    for saver in ("core", "legacy"):
+        assert convert.main([*words, saver]) == 2
+        assert "has a checkpoint of step 10, and Megatron's tools would take this one" in capsys.readouterr().err
+    assert (save / "latest_checkpointed_iteration.txt").read_text() == "10"
+    assert convert.main([*words[:3], "core", *words[4:5], str(save), "--save-dir", f"{save}-hf", "--saver", "hf"]) == 0
+    assert f"torch_dist in {save}/iter_0000010 -> hf: wrote" in capsys.readouterr().out
 
 
 # ---------------------------------------------------------------- the config

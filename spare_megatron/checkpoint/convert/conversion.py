@@ -7,7 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from spare_megatron.checkpoint.convert.model_args import (
 )
 from spare_megatron.checkpoint.convert.returned_config import differs, travelled_config
 from spare_megatron.checkpoint.convert.tensors import EXPERT_BIAS, entries
-from spare_megatron.checkpoint.files import entries_of
+from spare_megatron.checkpoint.files import entries_of, sync_files
 from spare_megatron.checkpoint.saved_args import plain
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.plural import counted
@@ -172,6 +172,7 @@ def convert(
     ConfigError where the conversion is impossible.
     """
     source, found = open_source(load_dir, loader)
+    origin = f"{found} in {source.folder}"
     files = load_dir if found == "hf" else tokenizer_files.folder_of(load_dir)
     prepared, new = prepare(source, found, wish, files)
     total, done = sum(_bytes(entry, prepared) for entry in entries(prepared.shape)), 0
@@ -183,18 +184,22 @@ def convert(
 
     if wish.saver == "hf":
         refuse_unknown_to_transformers(source.args, str(load_dir))
-        if any(save_dir.glob("*.safetensors")):
-            raise ConfigError(f"--save-dir {save_dir} already has a model; give an empty directory")
         prepared.folder = files
         notes = hugging_face.write(prepared, save_dir, wish.hf_kind, reported, wish.part_bytes)
-        travelled = tokenizer_files.copy(files, save_dir, config=False)
-        return "; ".join([_sentence(found, "hf", prepared, save_dir, travelled), *notes])
+        travelled = [name for name in tokenizer_files.NAMES if (save_dir / name).is_file()]
+        return "; ".join([_sentence(origin, "hf", prepared, save_dir, travelled), *notes])
     directory = save_dir / folder.iteration_name(prepared.iteration)
     if directory.exists():
         raise ConfigError(f"{directory} exists already; give another --save-dir")
+    later = [step for step in folder.iterations(save_dir) if step > prepared.iteration]
+    if later:
+        raise ConfigError(
+            f"--save-dir {save_dir} has a checkpoint of step {later[0]}, and Megatron's tools would take this one of "
+            f"step {prepared.iteration} for the newest; give another --save-dir"
+        )
     partial = save_dir / folder.PARTIAL / f"{directory.name}.convert"
-    with _removed_on_error(save_dir):
-        folder.discard_partials(save_dir)
+    with _removed_on_error(save_dir, partial):
+        shutil.rmtree(partial, ignore_errors=True)
         partial.parent.mkdir(parents=True, exist_ok=True)
         travelled = tokenizer_files.copy(files, save_dir / tokenizer_files.FOLDER, config=True)
         args = _args(prepared, new, wish, save_dir)
@@ -203,16 +208,18 @@ def convert(
             folder.write_manifest(partial, entries_of(partial))
         else:
             mp_rank.write(prepared, partial, args, new, wish.implementation, reported)
-    folder.publish(partial, save_dir, prepared.iteration)
-    folder.discard_partials(save_dir)
-    words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))
-    (save_dir / FLAGS_FILE).write_text(shlex.join(words) + "\n")
-    return _sentence(found, wish.saver, prepared, save_dir, travelled)
+        sync_files(partial)
+        words = flags_of_shape(prepared.shape, prepared.dtype(entries(prepared.shape)[0]))
+        (save_dir / FLAGS_FILE).write_text(shlex.join(words) + "\n")
+        folder.publish(partial, save_dir, prepared.iteration)
+    with suppress(OSError):  # others are in the making there
+        partial.parent.rmdir()
+    return _sentence(origin, wish.saver, prepared, save_dir, travelled)
 
 
 @contextmanager
-def _removed_on_error(save_dir: Path) -> Iterator[None]:
-    """Remove what an error inside leaves of a checkpoint, and ``save_dir`` if it was made inside."""
+def _removed_on_error(save_dir: Path, partial: Path) -> Iterator[None]:
+    """Remove what an error inside leaves of a checkpoint in ``partial``, and ``save_dir`` if it was made inside."""
     new = not save_dir.exists()
     try:
         yield
@@ -220,7 +227,7 @@ def _removed_on_error(save_dir: Path) -> Iterator[None]:
         if new:
             shutil.rmtree(save_dir, ignore_errors=True)
         else:
-            folder.discard_partials(save_dir)
+            shutil.rmtree(partial, ignore_errors=True)
         raise
 
 
@@ -257,8 +264,8 @@ def _tokenizer_model(wish: Wish, save_dir: Path) -> Path | None:
     return files if (files / "tokenizer.json").is_file() else None
 
 
-def _sentence(found: str, made: str, source: Prepared, save_dir: Path, travelled: list[str]) -> str:
+def _sentence(origin: str, made: str, source: Prepared, save_dir: Path, travelled: list[str]) -> str:
     parameters = sum(torch.Size(entry.shape).numel() for entry in entries(source.shape))
     copied = f"copied {', '.join(travelled)}" if travelled else "no tokenizer files were found to copy"
     layers = counted(source.shape.num_layers, "layer")
-    return f"{found} -> {made}: wrote {parameters:,} values of {layers} to {save_dir}; {copied}"
+    return f"{origin} -> {made}: wrote {parameters:,} values of {layers} to {save_dir}; {copied}"

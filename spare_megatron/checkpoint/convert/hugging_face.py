@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors_file
+from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors_file, tokenizer_files
 from spare_megatron.checkpoint.convert.hf_files import StoredTensor, stored_tensors
 from spare_megatron.checkpoint.convert.hf_values import read_json
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
@@ -25,10 +25,16 @@ from spare_megatron.checkpoint.convert.model import Entry, TensorSource
 from spare_megatron.checkpoint.convert.returned_config import returned_config
 from spare_megatron.checkpoint.convert.stored_names import check_hugging_face, stored_name
 from spare_megatron.checkpoint.convert.tensors import entries
-from spare_megatron.checkpoint.folder import PARTIAL
+from spare_megatron.checkpoint.convert.tokenizer_files import NAMES
+from spare_megatron.checkpoint.files import sync_files
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.runtime.run_directory import sync_directory
 
 PART_BYTES_MAX = 5_000_000_000
+PARTIAL = ".spare-convert"
+"""The folder in which files are until all are written."""
+LAST = ("model.safetensors", "model.safetensors.index.json")
+"""Without one of these no program takes a directory for a model."""
 
 
 class HuggingFaceSource:
@@ -79,9 +85,15 @@ def write(
 
     ``config.json`` is the one in ``source.folder`` with what training changed, where that is of this model; else it is
     made from its shape. ``kind`` None takes the kind that the model had, or that fits the shape. ``announce`` is called
-    after each tensor of the source. Returns sentences for the user. Files get their names when all are written; what
-    an error leaves is removed.
+    after each tensor of the source. Returns sentences for the user.
+
+    Tokenizer files of ``source.folder`` come along. Files get their names when all are on the disk, and the one without
+    which there is no model gets it last. What an error leaves is removed. ConfigError where a file is there already.
     """
+    there = [name for name in ("config.json", *NAMES) if (folder / name).exists()]
+    there += sorted(path.name for path in folder.glob("*.safetensors*"))
+    if there:
+        raise ConfigError(f"--save-dir {folder} already has {there[0]}; give an empty directory")
     shape = source.shape
     rows = shape.vocab_size or shape.padded_vocab_size
     dtype = source.dtype(entries(shape)[0])
@@ -90,15 +102,22 @@ def write(
     new = not folder.exists()
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
+    named: list[Path] = []
     try:
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         _write_parts(source, partial, str(config["model_type"]), rows, announce, part_bytes)
-        for path in sorted(partial.iterdir()):
-            os.replace(path, folder / path.name)
+        tokenizer_files.copy(source.folder, partial, config=False)
+        sync_files(partial)
+        for path in sorted(partial.iterdir(), key=lambda path: path.name in LAST):
+            named.append(folder / path.name)
+            os.replace(path, named[-1])
+        partial.rmdir()
+        sync_directory(folder)
     except BaseException:
+        for path in named:
+            path.unlink(missing_ok=True)
         shutil.rmtree(folder if new else partial, ignore_errors=True)
         raise
-    partial.rmdir()
     return notes
 
 

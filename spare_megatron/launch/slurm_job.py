@@ -34,6 +34,7 @@ from spare_megatron.launch.restart_policy import (
     needs_checkpoint,
     slurm_obstacles,
 )
+from spare_megatron.launch.save_lock import only_job
 from spare_megatron.launch.slurm_attempt import SlurmAttempt, SlurmLaunch, own_checkpoints
 from spare_megatron.launch.slurm_commands import (
     ask,
@@ -76,7 +77,7 @@ class SlurmJob:
         if lends:
             raise ConfigError("this Slurm job lends its nodes to another job; train in a Slurm job of its own")
         security = security_of(self._dir, launch.tls_dir, create=True)
-        with Processes() as processes:
+        with only_job(launch.flags.save_dir, self._dir), Processes() as processes:
             async with LentNodes(self._dir, security, launch.listen, _needs(launch), self._announce) as lent:
                 decision, code = await self._job_attempts(processes, memory, lent)
         return self._leave(decision, code)

@@ -24,6 +24,7 @@ from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_attempt
+from spare_megatron.launch.save_lock import only_job
 from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.runtime.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 
@@ -62,7 +63,7 @@ class Supervisor:
         on_stop_signals(self._signal)
         tasks = [asyncio.ensure_future(make()) for make in beside]
         try:
-            with Processes() as processes:
+            with only_job(self._launch.flags.save_dir, self._dir), Processes() as processes:
                 async with PreloadedRanks(self._launch, processes, self._announce) as preloaded:
                     return await self._job_attempts(processes, preloaded)
         finally:

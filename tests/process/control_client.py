@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from spare_megatron.checkpoint.folder import iteration_name, last_good, step_of
+from spare_megatron.checkpoint.folder import iteration_name, last_good, partial_directory, step_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.job import JobDescription
@@ -191,8 +191,12 @@ class Client:
 
     def _save(self, step: int) -> None:
         """The word comes with a later commit, or at the end, so no step waits for it."""
-        directory = Path(self.args.save) / iteration_name(step)
-        if self.session.saved(step, str(directory)):
+        save, place = Path(self.args.save), self.place
+        partial, directory = (
+            partial_directory(save, step, place.group, place.incarnation, 1),
+            save / iteration_name(step),
+        )
+        if self.session.saved(step, str(partial)):
             failpoints.hit("checkpoint.publish")
             directory.mkdir(parents=True)
             (directory / "metadata.json").write_text("{}")

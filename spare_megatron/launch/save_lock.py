@@ -1,0 +1,78 @@
+"""Keeps two jobs from saving into one directory.
+
+Both would write the same checkpoints: each would remove what the other one is writing, mix its files with its own, and
+start again from the other one's weights. So the launcher of a job holds a lock in its ``--save`` directory. Where there
+are no locks, or the directory cannot be written now, the job runs without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.runtime.run_directory import RunDirectory
+
+LOCK = ".spare-lock"
+
+
+@contextlib.contextmanager
+def only_job(save: str, run_dir: RunDirectory) -> Iterator[None]:
+    """Inside, this is the only job that saves into the directory ``save``; empty: it does not save. ConfigError where
+    another one, which has another run directory, does."""
+    lock = _lock(Path(save), f"the job of {run_dir.path.absolute()}") if save else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            _release(lock, Path(save))
+
+
+def _lock(save: Path, owner: str) -> TextIO | None:
+    try:
+        save.mkdir(parents=True, exist_ok=True)
+        file = (save / LOCK).open("a+")
+    except OSError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_there(file, save):  # its holder has just removed it
+            file.close()
+            return _lock(save, owner)
+        file.truncate(0)
+        file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
+        file.flush()
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().strip() or "another job"
+        file.close()
+        if holder.startswith(f"{owner} ("):  # a launcher of this job that died without its host's locks
+            return None
+        raise ConfigError(
+            f"--save {save} is in use by {holder}, and two jobs would overwrite each other's checkpoints; end that job "
+            f"or give another directory (if that job is gone, remove {save / LOCK})"
+        ) from None
+    except OSError:
+        pass
+    return file
+
+
+def _is_there(file: TextIO, save: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), (save / LOCK).stat())
+    except FileNotFoundError:
+        return False
+
+
+def _release(file: TextIO, save: Path) -> None:
+    """Release the lock, and leave no directory behind that was never saved into."""
+    with contextlib.suppress(OSError):
+        if [path.name for path in save.iterdir()] == [LOCK]:
+            (save / LOCK).unlink()
+            save.rmdir()
+    file.close()

@@ -1,0 +1,59 @@
+"""Only one job saves into a directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spare_megatron.config.errors import ConfigError
+from spare_megatron.launch import save_lock
+from spare_megatron.launch.save_lock import LOCK, only_job
+from spare_megatron.runtime.run_directory import RunDirectory
+
+
+def test_another_job_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:
+    save, one, two = tmp_path / "save", RunDirectory(tmp_path / "one"), RunDirectory(tmp_path / "two")
+    with only_job(str(save), one):
+        said = f"is in use by the job of {tmp_path}/one .pid .*remove {save / LOCK}"
+        with pytest.raises(ConfigError, match=said), only_job(str(save), two):
+            pass
+        with only_job(str(tmp_path / "elsewhere"), two), only_job("", two):
+            pass
+        with only_job(str(save), one):  # by a lock that outlived its launcher
+            (save / "iter_0000001").mkdir()
+    with only_job(str(save), two):
+        pass
+    assert sorted(path.name for path in save.iterdir()) == [LOCK, "iter_0000001"]
+
+
+def test_nothing_is_left_where_nothing_was_saved(tmp_path: Path) -> None:
+    with only_job(str(tmp_path / "save"), RunDirectory(tmp_path / "run")):
+        assert (tmp_path / "save").is_dir()
+    assert not (tmp_path / "save").exists()
+
+
+def test_a_lock_that_its_holder_removes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, save, flock = RunDirectory(tmp_path / "run"), tmp_path / "save", save_lock.fcntl.flock
+
+    def late(*words: int) -> None:
+        monkeypatch.undo()
+        (save / LOCK).unlink()
+        flock(*words)
+
+    monkeypatch.setattr(save_lock.fcntl, "flock", late)
+    with only_job(str(save), run_dir), pytest.raises(ConfigError), only_job(str(save), RunDirectory(tmp_path / "two")):
+        pass
+
+
+def test_a_job_runs_without_locks_and_without_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    with only_job(str(tmp_path / "file" / "save"), RunDirectory(tmp_path)):
+        pass
+
+    def unknown(*_: int) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(save_lock.fcntl, "flock", unknown)
+    with only_job(str(tmp_path / "save"), RunDirectory(tmp_path)):
+        pass

@@ -30,6 +30,8 @@ MANIFEST = "spare_manifest.json"
 CONFIG = "metadata.json"
 """The file by which megatron-core recognizes a distributed checkpoint; it is written last."""
 PARTIAL = "partial"
+RELEASE = "release"
+"""Megatron's name for a checkpoint of weights alone, of no step."""
 ACCEPTED = ".accepted"
 """A file of this name behind that of an unpublished checkpoint's directory, beside it, says that the coordinator has
 accepted it."""
@@ -291,6 +293,17 @@ def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[D
             return directory, passed
         passed.append(Damage(directory, reason))
     return None, passed
+
+
+def to_begin_with(load: Path) -> tuple[Path | None, list[Damage]]:
+    """The newest good checkpoint of a ``--load`` directory, or the only one, of no step, to which Megatron's tools give
+    the name ``release``; None where there is none. And the damaged ones passed over."""
+    good, passed = last_good(load)
+    release = load / RELEASE
+    if good is not None or passed or not release.is_dir():
+        return good, passed
+    reason = damage(release)
+    return (None, [Damage(release, reason)]) if reason else (release, [])
 
 
 def step_of(directory: Path) -> int:

@@ -66,8 +66,9 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
             raise ConfigError(f"--ckpt-step {step}: {reason}; give a step that --load {load} has")
         return directory
     reasons = []
-    for number in folder.iterations(load):
-        directory = load / folder.iteration_name(number)
+    names = [folder.iteration_name(number) for number in folder.iterations(load)]
+    for name in names or filter(lambda name: (load / name).is_dir(), [folder.RELEASE]):
+        directory = load / name
         reason = _damage(directory)
         if not reason:
             return directory
@@ -84,7 +85,7 @@ def check_format(load: Path, step: int | None = None) -> None:
         steps = folder.iterations(load) if step is None else [step]
     except OSError as error:
         raise ConfigError(f"--load {load} cannot be read: {error.strerror}") from None
-    name = folder.iteration_name(steps[0]) if steps else "release"
+    name = folder.iteration_name(steps[0]) if steps else folder.RELEASE
     reason = folder.other_format(load / name)
     if reason:
         raise ConfigError(f"--load {load}: {reason}")

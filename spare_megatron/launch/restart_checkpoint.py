@@ -14,7 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spare_megatron.checkpoint.folder import damage, iteration_name, last_good, publish_left_over, step_of
+from spare_megatron.checkpoint.folder import (
+    Damage,
+    damage,
+    iteration_name,
+    last_good,
+    publish_left_over,
+    step_of,
+    to_begin_with,
+)
 from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, read_json, write_json
@@ -75,16 +83,15 @@ def checkpoint_to_start_from(
     """The newest good checkpoint that the job has saved itself, ``saved_step`` the step of the newest; where there is
     none, the one of ``--load`` with which the job began. None where there is none either. ``reported`` is called with a
     sentence for each damaged one."""
-    searched: list[tuple[str, int | None]] = [] if saved_step is None else [(flags.save_dir, saved_step)]
-    if flags.load_dir and flags.ckpt_step is None:
-        searched.append((flags.load_dir, None))
-    for directory, step in searched:
-        good, passed = last_good(Path(directory), step)
-        for one in passed:
-            reported(f"{one.reason}; it is passed over")
-        if good is not None:
-            return good
-    if flags.load_dir and flags.ckpt_step is not None:
-        asked = Path(flags.load_dir) / iteration_name(flags.ckpt_step)
-        return None if damage(asked) else asked
-    return None
+    load, good, damaged = Path(flags.load_dir), None, list[Damage]()
+    if saved_step is not None:
+        good, damaged = last_good(Path(flags.save_dir), saved_step)
+    if good is None and flags.load_dir and flags.ckpt_step is not None:
+        asked = load / iteration_name(flags.ckpt_step)
+        good = None if damage(asked) else asked
+    elif good is None and flags.load_dir:
+        good, passed = to_begin_with(load)
+        damaged += passed
+    for one in damaged:
+        reported(f"{one.reason}; it is passed over")
+    return good

@@ -6,16 +6,17 @@ their state."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spare_megatron.checkpoint.convert import tokenizer_files
-from spare_megatron.checkpoint.folder import damage, iteration_name, last_good
+from spare_megatron.checkpoint.folder import RELEASE, Damage, damage, iteration_name, last_good, to_begin_with
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
+from spare_megatron.config.place import Place
 from spare_megatron.config.sections import CheckpointConfig
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.json_collectives import broadcast_json
@@ -74,11 +75,11 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if chosen["directory"] is None:
         return Start()
     directory = Path(chosen["directory"])
-    fresh = job.checkpoint.finetune and not chosen["own"]
+    fresh = not chosen["own"] and (job.checkpoint.finetune or directory.name == RELEASE)
     loaded = group_checkpoint.load(
         directory,
         replica,
-        optimizer=chosen["own"] or not (job.checkpoint.finetune or job.checkpoint.no_load_optim),
+        optimizer=chosen["own"] or not (fresh or job.checkpoint.no_load_optim),
         strictness=job.checkpoint.dist_ckpt_strictness,
     )
     if job.place.is_leader:
@@ -147,13 +148,14 @@ def _checkpoint(job: JobArguments) -> tuple[Path | None, bool]:
     with the newest one that it saved, if any, else as the first one began."""
     config = job.checkpoint
     if job.place.saved_step is not None and config.save:
-        own, _ = _newest(Path(config.save), job.place.saved_step)
+        own, passed = last_good(Path(config.save), job.place.saved_step)
+        _tell_of(passed, job.place)
         if own is not None:
             return own, True
-    return _asked_for(config), False
+    return _asked_for(config, job.place), False
 
 
-def _asked_for(config: CheckpointConfig) -> Path | None:
+def _asked_for(config: CheckpointConfig, place: Place) -> Path | None:
     """The checkpoint that the flags ask for, None where they ask for none."""
     if config.load is None:
         return None
@@ -163,18 +165,23 @@ def _asked_for(config: CheckpointConfig) -> Path | None:
         if reason:
             raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
         return directory
-    directory_found, passed = _newest(Path(config.load))
-    if directory_found is None and (config.exit_on_missing_checkpoint or passed):
-        why = "; ".join(passed) if passed else "it has no checkpoint"
+    found, passed = to_begin_with(Path(config.load))
+    _tell_of(passed, place)
+    if found is None and (config.exit_on_missing_checkpoint or config.finetune or passed):
+        why = "; ".join(one.reason for one in passed) if passed else "it has no checkpoint"
         raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
-    if directory_found is None:
-        log.warning("--load %s has no checkpoint: training begins at step 0", config.load)
-    return directory_found
+    if found is None:
+        _tell(f"--load {config.load} has no checkpoint: training begins at step 0", place)
+    return found
 
 
-def _newest(save: Path, up_to: int | None = None) -> tuple[Path | None, list[str]]:
-    directory, passed = last_good(save, up_to)
-    reasons = [one.reason for one in passed]
-    for reason in reasons:
-        log.warning("A DAMAGED CHECKPOINT IS PASSED OVER: %s", reason)
-    return directory, reasons
+def _tell_of(passed: Sequence[Damage], place: Place) -> None:
+    for one in passed:
+        _tell(f"A DAMAGED CHECKPOINT IS PASSED OVER: {one.reason}", place)
+
+
+def _tell(text: str, place: Place) -> None:
+    """Write a warning into the log of each group, and show it to the user once."""
+    log.warning("%s", text)
+    if place.group == 0 and place.run_dir is not None:
+        RunDirectory(place.run_dir).notice(text)

@@ -6,14 +6,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from spare_megatron.checkpoint.folder import iteration_name
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.sections import CheckpointConfig
+from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.worker.start import _checkpoint
 from tests.pure.test_own_checkpoints import written
 
 
 def begins_with(saved_step: int | None, **flags: Any) -> tuple[Path | None, bool]:
-    job: Any = SimpleNamespace(place=SimpleNamespace(saved_step=saved_step), checkpoint=CheckpointConfig(**flags))
+    place = SimpleNamespace(saved_step=saved_step, group=0, run_dir=flags.pop("run_dir", None))
+    job: Any = SimpleNamespace(place=place, checkpoint=CheckpointConfig(**flags))
     return _checkpoint(job)
 
 
@@ -28,3 +33,26 @@ def test_what_the_flags_ask_for_counts_until_the_job_has_saved(tmp_path: Path) -
     for load in (None, str(base.parent), str(save)):
         assert begins_with(15, save=str(save), load=load) == (own, True)
     assert begins_with(15, save=str(save), load=str(save), ckpt_step=10) == (own, True)
+
+
+def test_weights_of_no_step_are_found(tmp_path: Path) -> None:
+    """Megatron's tools give such a checkpoint the name 'release'; one with a step counts more."""
+    release = written(tmp_path / "release")
+    assert begins_with(None, load=str(tmp_path)) == (release, False)
+    step = written(tmp_path / iteration_name(7))
+    assert begins_with(None, load=str(tmp_path)) == (step, False)
+    (release / "weights").unlink()
+    assert begins_with(None, load=str(tmp_path)) == (step, False)
+
+
+def test_a_user_sees_that_nothing_is_loaded(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    assert begins_with(None, load=str(tmp_path / "typo"), run_dir=str(run_dir.path)) == (None, False)
+    assert run_dir.notices.read_text() == f"--load {tmp_path}/typo has no checkpoint: training begins at step 0\n"
+    with pytest.raises(ConfigError, match="typo: it has no checkpoint; give a directory with a checkpoint"):
+        begins_with(None, load=str(tmp_path / "typo"), finetune=True)
+    damaged = written(tmp_path / "save" / iteration_name(7))
+    (damaged / "weights").unlink()
+    written(damaged.parent / iteration_name(3))
+    begins_with(None, load=str(damaged.parent), run_dir=str(run_dir.path))
+    assert "A DAMAGED CHECKPOINT IS PASSED OVER: " in run_dir.notices.read_text()

@@ -98,7 +98,7 @@ def refusal(load: Path, extra: str = "") -> str:
 
 
 def test_a_job_without_a_shape_flag_has_the_shape_of_its_checkpoint(tmp_path: Path) -> None:
-    where = checkpoint(tmp_path)
+    where = checkpoint(tmp_path).rename(tmp_path / folder.RELEASE)
     job, ns = job_of(tmp_path, "--finetune")
     wanted = {name: value for name, value in SAVED.items() if name in (*checkpoint_args.MODEL, *checkpoint_args.SIZES)}
     assert {name: getattr(ns, name) for name in wanted} == wanted

@@ -228,7 +228,7 @@ def load(
         optimizer_gather.take_weights(replica)
     args = vars(common["args"]) if "args" in common else {}
     return Loaded(
-        step=int(common["iteration"]),
+        step=_step(common),
         consumed_samples=int(args.get("consumed_train_samples", 0)),
         consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
         args=args,
@@ -236,6 +236,12 @@ def load(
         read_rank_states=partial(_rank_states, directory, stored) if optimizer else list,
         state_shards=common.get(_STATE_SHARDS) if optimizer else None,
     )
+
+
+def _step(common: Mapping[str, Any]) -> int:
+    """The step of a checkpoint, 0 of weights alone, in which Megatron's tools have a word for it or nothing."""
+    iteration = common.get("iteration")
+    return iteration if isinstance(iteration, int) else 0
 
 
 def _load_schedule(replica: Replica, saved: dict[str, Any], directory: Path) -> None:

@@ -25,12 +25,14 @@ LOCK = ".spare-lock"
 def only_job(save: str, run_dir: RunDirectory) -> Iterator[None]:
     """Inside, this is the only job that saves into the directory ``save``; empty: it does not save. ConfigError where
     another one, which has another run directory, does."""
-    lock = _lock(Path(save), f"the job of {run_dir.path.absolute()}") if save else None
+    directory = Path(save)
+    was_there = directory.is_dir()
+    lock = _lock(directory, f"the job of {run_dir.path.absolute()}") if save else None
     try:
         yield
     finally:
         if lock is not None:
-            _release(lock, Path(save))
+            _release(lock, directory, was_there)
 
 
 def _lock(save: Path, owner: str) -> TextIO | None:
@@ -69,10 +71,11 @@ def _is_there(file: TextIO, save: Path) -> bool:
         return False
 
 
-def _release(file: TextIO, save: Path) -> None:
-    """Release the lock, and leave no directory behind that was never saved into."""
+def _release(file: TextIO, save: Path, was_there: bool) -> None:
+    """Release the lock, and leave no directory behind that was made for it and never saved into."""
     with contextlib.suppress(OSError):
         if [path.name for path in save.iterdir()] == [LOCK]:
             (save / LOCK).unlink()
-            save.rmdir()
+            if not was_there:
+                save.rmdir()
     file.close()

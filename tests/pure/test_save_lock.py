@@ -28,9 +28,12 @@ def test_another_job_is_refused_while_the_first_one_runs(tmp_path: Path) -> None
 
 
 def test_nothing_is_left_where_nothing_was_saved(tmp_path: Path) -> None:
-    with only_job(str(tmp_path / "save"), RunDirectory(tmp_path / "run")):
-        assert (tmp_path / "save").is_dir()
-    assert not (tmp_path / "save").exists()
+    (tmp_path / "there").mkdir()
+    for name in ("save", "there"):
+        with only_job(str(tmp_path / name), RunDirectory(tmp_path / "run")):
+            assert (tmp_path / name / LOCK).is_file()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+    assert list((tmp_path / "there").iterdir()) == []
 
 
 def test_a_lock_that_its_holder_removes_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from spare_megatron.control_plane.control_thread import leave_at_once
 from spare_megatron.control_plane.launcher_watch import LauncherWatch
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import glance, waits_file
-from spare_megatron.runtime.stop_signals import ignore_stop_signals
+from spare_megatron.runtime.stop_signals import STOP_SIGNALS, ignore_stop_signals
 
 log = logging.getLogger(__name__)
 POLL_S = 0.05
@@ -26,6 +27,7 @@ POLL_S = 0.05
 def wait_for_place(environ: MutableMapping[str, str]) -> None:
     """Wait, for hours if need be, until the file that ``environ`` names is there, and add what it has to ``environ``.
     The process ends where its launcher has ended."""
+    before = {one: signal.getsignal(one) for one in STOP_SIGNALS}
     ignore_stop_signals()  # they are meant for the job, and this process is not part of it yet
     path = environ.pop(PLACE_FILE)
     launcher = LauncherWatch(number(environ, "SPARE_LAUNCHER_PID") or 0)
@@ -37,6 +39,8 @@ def wait_for_place(environ: MutableMapping[str, str]) -> None:
             leave_at_once("the launcher is gone")
         time.sleep(POLL_S)
     environ.update(place["environ"])
+    for one, handler in before.items():  # what a rank starts would ignore them too
+        signal.signal(one, handler or signal.SIG_DFL)
 
 
 class PlaceFormatter(logging.Formatter):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spare_megatron.config.place import Place
+from spare_megatron.config.place import PLACE_FILE, Place
 from spare_megatron.control_plane.exit_report import exit_reported, read_exit_reports
 from spare_megatron.launch.standby_book import StandbyBook, first_choice
 from spare_megatron.monitor.waiting_counts import waiting_text
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
+from spare_megatron.runtime.stop_signals import STOP_SIGNALS
+from spare_megatron.worker.waiting import wait_for_place
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,16 @@ def test_the_next_standby_begins_where_the_lost_group_was() -> None:
     book.begins(1, 2)
     assert book.takes(1, 0) == 0
     assert (book.slot_of(0), book.free) == (2, [0])
+
+
+def test_who_has_a_place_takes_signals_as_any_rank(tmp_path: Path) -> None:
+    """While a standby waited it ignored them; what it starts later, a user's data loader, must not."""
+    place, before = tmp_path / "standby-0.json", [signal.getsignal(number) for number in STOP_SIGNALS]
+    write_json(place, {"environ": {"SPARE_GROUP": "2"}})
+    environ = {PLACE_FILE: str(place)}
+    wait_for_place(environ)
+    assert environ == {"SPARE_GROUP": "2"}
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_what_a_standby_ends_by_is_not_said_to_be_group_0s(tmp_path: Path) -> None:

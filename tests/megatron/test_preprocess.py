@@ -12,6 +12,7 @@ import pytest
 
 from spare_megatron.data.data_files import check_file
 from spare_megatron.data.preprocess import command
+from spare_megatron.data.preprocess.token_files import Output
 from spare_megatron.megatron_adapter.data import tokenizers
 from tests.megatron.golden_preprocess import numbers_before
 
@@ -189,3 +190,27 @@ def test_files_are_byte_for_byte_those_of_megatrons_tool(tmp_path: Path, partiti
     assert command.main(["--input", str(path), "--output-prefix", str(tmp_path / "out"), *words]) == 0
     made = [hashlib.sha256((tmp_path / f"out_text_document.{end}").read_bytes()).hexdigest() for end in ("bin", "idx")]
     assert tuple(made) == GOLDEN[partitions]
+
+
+def test_a_second_run_with_the_same_output_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_lines(tmp_path / "in.jsonl", [{"text": text} for text in DOCUMENTS])
+    writer = Output(str(tmp_path / "out_text_document"), "uint16", 1)
+    there = sorted(tmp_path.iterdir())
+    assert run(path) == 2
+    assert "out_text_document.part0.bin is being written by another run with this" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == there
+    writer.close()
+    assert run(path) == 0
+    assert documents_of(tmp_path / "out_text_document") == [[1, 2, 3], [4], [99, 98, 97, 96]]
+
+
+def test_a_tokenizer_of_several_files_is_one_of_the_settings(tmp_path: Path) -> None:
+    """A run that goes on must have the tokenizer with which it began."""
+    path, model = write_lines(tmp_path / "in.jsonl", []), tmp_path / "model"
+    model.mkdir()
+    (model / "tokenizer.json").write_text("{}")
+    words = ["--input", str(path), "--output-prefix", str(tmp_path / "out"), "--tokenizer-type", "HuggingFaceTokenizer"]
+    args = command.parse([*words, "--tokenizer-model", str(model)])
+    before = command.settings_of(args, [path])
+    (model / "tokenizer.json").write_text('{"other": 1}')
+    assert command.settings_of(args, [path]) != before

@@ -138,8 +138,8 @@ def settings_of(args: Namespace, files: Sequence[Path]) -> dict[str, Any]:
     ignored = ("workers", "log_interval", "output_prefix", "input")
     settings = {flag_name(name): value for name, value in vars(args).items() if name not in ignored}
     settings["--input"] = [str(path) for path in files]
-    models = (args.tokenizer_model, args.vocab_file, args.merge_file)
-    for path in (*files, *(Path(model) for model in models if model is not None)):
+    models = [Path(model) for model in (args.tokenizer_model, args.vocab_file, args.merge_file) if model is not None]
+    for path in (*files, *models, *(one for model in models if model.is_dir() for one in sorted(model.iterdir()))):
         if path.is_file():
             found = path.stat()
             settings[f"the size and time of {path}"] = [found.st_size, found.st_mtime_ns]
@@ -221,8 +221,8 @@ class Run:
             self.drop()
 
     def drop(self) -> None:
-        """Remove the unfinished files, unless an earlier, interrupted run wrote a part of them."""
-        if self._before:
+        """Remove the unfinished files, unless an earlier, interrupted run or another one wrote a part of them."""
+        if self._before or not self.outputs:
             for output in self.outputs.values():
                 output.close()
             return

@@ -11,6 +11,7 @@ The finished pair is byte for byte what megatron-core's ``IndexedDatasetBuilder`
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -35,14 +36,16 @@ class PartFiles:
     """The three files of a part (KINDS), to which documents are appended.
 
     With ``sizes``, the good bytes of each according to the record, existing files are truncated to them; ConfigError
-    where one is shorter. With None the files begin empty.
+    where one is shorter. With None the files begin empty. ConfigError, too, while another run writes them.
     """
 
     def __init__(self, path: str, sizes: list[int] | None) -> None:
         self.paths = [Path(f"{path}.{kind}") for kind in KINDS]
         self.files: list[BinaryIO] = []
         for file_path, size in zip(self.paths, sizes or [0] * len(KINDS), strict=True):
-            file = file_path.open("r+b" if sizes else "wb", buffering=WRITE_BYTES)
+            created = 0 if sizes else os.O_CREAT
+            file = os.fdopen(os.open(file_path, os.O_RDWR | created, 0o666), "r+b", buffering=WRITE_BYTES)
+            _refuse_another_writer(file, file_path)
             self.files.append(file)
             if file.seek(0, os.SEEK_END) < size:
                 raise ConfigError(f"{file_path} is shorter than its .progress file says; remove both to begin anew")
@@ -68,6 +71,20 @@ class PartFiles:
         self.close()
         for path in self.paths:
             path.unlink(missing_ok=True)
+
+
+def _refuse_another_writer(file: BinaryIO, path: Path) -> None:
+    """Lock a file until it is closed; ConfigError where another process has it locked. Some file systems have no
+    locks."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ConfigError(
+            f"{path} is being written by another run with this --output-prefix; wait for its end, or give another one"
+        ) from None
+    except OSError:
+        pass
 
 
 class Output:

@@ -29,11 +29,11 @@ from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane.tls_files import is_loopback, make_tls
 from spare_megatron.flags.launcher_flags import launcher_flags
 from spare_megatron.launch.local_job import Launch
-from spare_megatron.launch.script_sources import imports_of, script_and_modules
 from spare_megatron.launch.supervisor import Supervisor
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.descriptors import OF_A_RANK, check_descriptors
 from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.script_sources import imports_of, script_and_modules
 from spare_megatron.runtime.standard_output import outlive_the_disk
 from spare_megatron.runtime.stop_signals import usual_signals
 from spare_megatron.runtime.wakeups import ask_for_short_waits

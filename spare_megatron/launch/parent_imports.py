@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from spare_megatron.launch import preload_wire as wire
-from spare_megatron.launch.script_sources import find_module
+from spare_megatron.runtime.script_sources import find_module
 
 NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """With it ``torch.cuda.is_available()`` asks the driver's management library, which opens no device."""

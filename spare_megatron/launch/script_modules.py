@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spare_megatron.launch.preload_client import search_path_of
-from spare_megatron.launch.script_sources import find_module, imported_names
+from spare_megatron.runtime.script_sources import find_module, imported_names
 
 OF_A_JOB = (
     "numpy.random",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 
 from spare_megatron.cli.launch import SED
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.megatron_adapter.versions import release
-from tests.process.harness import Job, launch
+from tests.process.harness import RESTARTS, Job, launch
 
 DATA = Path(__file__).parents[1] / "data"
 SCRIPT = DATA.parents[1] / "examples" / "own_script" / "pretrain_own.py"
@@ -115,6 +117,25 @@ def test_a_users_script_with_other_import_lines_loses_a_group_and_no_step(tmp_pa
     log = (job.run_dir / "logs" / "group-0" / "rank-0.log").read_text()
     assert log.count("building the model with scaled MLPs") == 1
     assert "the script's own imports took" in log
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_a_group_does_not_come_back_with_another_script(tmp_path: Path) -> None:
+    """Somebody edits it while the job trains. The sums of all groups would have the group's other gradients."""
+    script = ported(tmp_path, flags_first=False)
+    words = [*FLAGS, "--train-iters", "400", RESTARTS, "1"]
+    job = launch(tmp_path / "run", *words, groups=2, group_size=None, script=str(script))
+    job.wait_for_step(1)
+    text = script.read_text()
+    script.write_text(text.replace("return loss, ", "return 2 * loss, "))
+    assert script.read_text() != text
+    job.kill(*job.pids(1))
+    printed = job.run_dir / "launch.out"
+    job.wait_for("the sentence", lambda: "group 1 runs another job than the others: digest of" in printed.read_text())
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=ExitCode.REQUEUE)
+    assert all(line["live_groups"] == 1 for line in lines[-5:])
 
 
 @pytest.mark.skipif(release() < (0, 19), reason="the script imports what megatron-core has since 0.19")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from spare_megatron.cli.launch import SED, import_lines, script_command
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.runtime.script_sources import digest_of_script
 
 USERS = Path(__file__).parents[2] / "examples" / "own_script" / "pretrain_own.py"
 
@@ -96,3 +99,32 @@ def test_a_script_that_another_one_runs_is_read_too(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"newer\.py in 1 line "):
         script_command(str(older), False, ())
+
+
+@pytest.mark.parametrize("name", [None, "models.own"])
+def test_a_digest_stands_for_what_the_script_and_its_modules_do(
+    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group that comes back with other code trains another job. Started by its path, or with -m."""
+    package = tmp_path / "models"
+    package.mkdir()
+    script, layers, other = (
+        package / "own.py" if name else tmp_path / "own.py",
+        package / "layers.py",
+        package / "x.py",
+    )
+    script.write_text("import torch\nfrom models.gpt import provider\n")
+    (package / "gpt.py").write_text("from . import layers\nfrom .layers import Norm\n")
+    main = SimpleNamespace(__file__=str(script), __spec__=name and SimpleNamespace(name=name))
+    monkeypatch.setitem(sys.modules, "__main__", main)  # type: ignore[arg-type]
+
+    def digest(file: Path, text: str) -> str:
+        file.write_text(text)
+        return digest_of_script.__wrapped__()
+
+    first = digest(layers, "EPSILON = 1e-5\n")
+    assert digest(other, "EPSILON = 1e-5\n") == first, "nobody imports it"
+    assert digest(layers, "EPSILON = 1e-5  # as in the paper\n") == first
+    assert digest(layers, "EPSILON = 1e-6\n") != first
+    main.__file__ = str(tmp_path / "no_source.so")
+    assert digest_of_script.__wrapped__() == ""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
+import hashlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -24,21 +27,50 @@ def imported_names(script: Path) -> list[str]:
     return sorted({name for tree in script_and_modules(script).values() for name in _imported(tree)})
 
 
-def script_and_modules(script: Path) -> dict[Path, ast.Module]:
-    """The sources of the script, and of what is in its folder and it or one of them imports, or names as a file to run,
-    as Megatron's pretrain_mamba.py does."""
+def script_and_modules(script: Path, folder: Path | None = None) -> dict[Path, ast.Module]:
+    """The sources of the script, and of what is in its folder (or this one) and it or one of them imports, or names as
+    a file to run, as Megatron's pretrain_mamba.py does."""
     found: dict[Path, ast.Module] = {}
     waiting = [script]
     for path in waiting:  # grows
-        found[path] = _parsed(path)
-        for name in _imported(found[path]):
-            parts = name.split(".")
-            places = [script.parent.joinpath(*parts[: n + 1]) for n in range(len(parts)) if parts[0] not in _CLONED]
-            files = [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
-            waiting += [file for file in files if file not in waiting and file.is_file()]
-        named = [script.parent / name for name in _file_names(found[path])]
-        waiting += [file for file in named if file not in waiting and file.is_file()]
+        tree = found[path] = _parsed(path)
+        names = [name for name in _imported(tree) if name.partition(".")[0] not in _CLONED]
+        files = [file for name in names for file in _files(folder or script.parent, name)]
+        files += [file for above, name in _relative(tree, path) for file in _files(above, name)]
+        files += [script.parent / name for name in _file_names(tree)]
+        waiting += [file for file in dict.fromkeys(files) if file not in waiting and file.is_file()]
     return found
+
+
+def _files(folder: Path, name: str) -> list[Path]:
+    """Where the module of this name, and the packages that it is in, would be."""
+    parts = name.split(".")
+    places = [folder.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+    return [file for one in places for file in (one.with_suffix(".py"), one / "__init__.py")]
+
+
+def _relative(tree: ast.Module, path: Path) -> list[tuple[Path, str]]:
+    """The folders from which, and the names that, relative imports name, modules or not."""
+    above, found = path.absolute().parents, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(above):
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            found += [(above[node.level - 1], name) for name in names]
+    return found
+
+
+@functools.cache
+def digest_of_script() -> str:
+    """Stands for what the script of this process and the modules beside it do, as far as their sources show it without
+    comments; empty where it has no source. To be called first before somebody changes them."""
+    main = sys.modules["__main__"]
+    if not str(getattr(main, "__file__", "")).endswith(".py"):
+        return ""
+    script, spec = Path(str(main.__file__)).absolute(), main.__spec__
+    folder = script.parents[spec.name.count(".") if spec is not None else 0]
+    trees = script_and_modules(script, folder)
+    shown = sorted(f"{os.path.relpath(path, folder)} {ast.dump(tree)}" for path, tree in trees.items())
+    return hashlib.sha256("\n".join(shown).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -18,14 +18,12 @@ from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preload_client import ForkedProcess, ParentLink, connect, search_path_of
 from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.processes import Processes
+from spare_megatron.launch.rank_process import BLAS_THREADS
 from spare_megatron.launch.script_modules import modules_of
 from spare_megatron.runtime.disk import words as words_of
 
 LISTENING = "SPARE_PRELOADED"
 """Environment variable: the socket of a preloaded parent that is there already."""
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""Without it numpy, when it is imported, starts as many threads as OMP_NUM_THREADS says, and nothing can be forked. The
-ranks' own environment is as it was given."""
 MOST_ENDS, AN_HOUR_S = 3, 3600.0
 """A parent that ends more often within this time is not started again."""
 PATIENCE_S = 300.0

@@ -17,6 +17,10 @@ from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.processes import Child, Fork, Processes
 from spare_megatron.runtime.run_directory import RunDirectory, waits_file, write_json
 
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""Without it numpy, when it is imported, starts as many threads as OMP_NUM_THREADS says, and nothing can be forked.
+With another number its sums have other bits, so ranks that are not forked have it too."""
+
 
 @dataclass(frozen=True)
 class RankProcess:
@@ -132,6 +136,7 @@ class RankStarter:
         launch = self._launch
         return {
             "OMP_NUM_THREADS": "1",
+            BLAS_THREADS: "1",
             **launch.environ,
             "PYTHONUNBUFFERED": "1",
             "LOCAL_WORLD_SIZE": str((launch.num_groups + launch.flags.standby_groups) * launch.group_size),

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,15 @@ import psutil
 import pytest
 
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.launch.group_restarts import GroupStart
+from spare_megatron.launch.local_job import Launch
 from spare_megatron.launch.preload_client import UNKNOWN, ParentLink, connect, search_path_of
 from spare_megatron.launch.preload_wire import ForkRefusedError
 from spare_megatron.launch.preloaded_ranks import LISTENING
+from spare_megatron.launch.processes import Processes
+from spare_megatron.launch.rank_process import RankStarter
 from spare_megatron.launch.script_modules import OF_A_JOB, modules_of
-from spare_megatron.runtime.run_directory import glance
+from spare_megatron.runtime.run_directory import RunDirectory, glance
 from tests import preloaded
 from tests.polling import until
 from tests.process.harness import RESTARTS, ROOT, TOY, Job, launch
@@ -564,6 +568,22 @@ def test_what_is_not_released_runs_nothing(light: tuple[ParentLink, subprocess.P
     os.close(one._leash)
     assert one.wait(20.0) == 1
     assert log.read_text() == ""
+
+
+@pytest.mark.parametrize("given", ["", "2"])
+def test_numpy_sums_with_as_many_threads_in_spawned_ranks(given: str, tmp_path: Path) -> None:
+    """As in forked ones, whose parent has one: the order of sums depends on it."""
+    seen: list[str] = []
+
+    def fork(command: object, environ: Mapping[str, str], streams: object) -> None:
+        seen.append(environ["OPENBLAS_NUM_THREADS"])
+        raise ChildProcessError
+
+    own = {"OMP_NUM_THREADS": "4", **({"OPENBLAS_NUM_THREADS": given} if given else {})}
+    launched = Launch(1, 1, RunDirectory(tmp_path), (sys.executable, "-c", "0"), environ=own)
+    with Processes() as processes, pytest.raises(ChildProcessError):
+        RankStarter(launched, processes, 1, lambda *_: None, fork).rank(GroupStart(0, 0), 0, 0)
+    assert seen == [given or "1"]
 
 
 @pytest.mark.parametrize("script", [pytest.param(TOY, marks=pytest.mark.full), LIGHT])

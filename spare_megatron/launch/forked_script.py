@@ -85,12 +85,12 @@ class ForkedScript:
         sys.orig_argv[:] = self._command
         if not os.environ.get("PYTHONSAFEPATH"):
             sys.path[0] = os.getcwd() if words[0] == "-m" else os.path.dirname(os.path.realpath(words[0]))
+        sys.argv[:] = ["-m", *words[2:]] if words[0] == "-m" else words
+        sys.argv = list(sys.argv)  # that of the parent is of another type
         if words[0] == "-m":
-            sys.argv[:] = ["-m", *words[2:]]
             sys.modules["__main__"] = types.ModuleType("__main__")
             runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
             return
-        sys.argv[:] = words
         script = os.path.join(os.getcwd(), words[0].removeprefix("./"))
         with io.open_code(script) as file:
             source = file.read()

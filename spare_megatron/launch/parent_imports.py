@@ -2,8 +2,8 @@
 same.
 
 What a module may do as it is imported, and forks would share or miss: start a thread, open a file (forks share
-one position in it) or a device, read a variable that each rank has of its own. What it sets in the environment is set
-in forks too (:func:`repeat_changes`).
+one position in it) or a device, read the command line or a variable that each rank has of its own, seed random numbers.
+What it sets in the environment is set in forks too (:func:`repeat_changes`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import gc
 import importlib
 import importlib.machinery
 import os
+import random
 import sys
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from spare_megatron.launch import preload_wire as wire
 from spare_megatron.runtime.script_sources import find_module
@@ -39,14 +40,16 @@ def import_all(modules: Sequence[str]) -> None:
     fault = fork_fault(had)
     if fault:
         raise wire.ForkRefusedError(f"their parent {fault} before its imports")
+    words = sys.argv = sys.argv if isinstance(sys.argv, _Words) else _Words(sys.argv)
     os.environ[NVML] = "1"
     gc.disable()
     try:
         with _missed_variables() as missed:
             for module in modules:
                 if module not in sys.modules:
+                    words.read, before = False, _random_states()
                     _import(module)
-                    fault = fork_fault(had) or _rank_fault(missed)
+                    fault = fork_fault(had) or _rank_fault(missed, words.read) or _random_fault(before)
                 if fault:
                     raise wire.ForkRefusedError(f"{module} {fault}", module)
     finally:
@@ -117,11 +120,6 @@ def _missed_variables() -> Iterator[set[str]]:
         os.environ.__class__ = usual
 
 
-def _rank_fault(missed: set[str]) -> str:
-    own = sorted(name for name in missed if name.startswith(OF_A_RANK))
-    return f"reads {own[0]} as it is imported, which each rank has of its own" if own else ""
-
-
 def _note_changes(given: Mapping[str, str]) -> None:
     for name in given.keys() | os.environ.keys():
         if given.get(name) != os.environ.get(name):
@@ -137,6 +135,45 @@ def repeat_changes(environ: MutableMapping[str, str]) -> None:
                 environ[name] = left
             else:
                 environ.pop(name, None)
+
+
+# ------------------------------------------------------------------------------------- command line and generators
+
+
+class _Words(list[str]):
+    """The command line, which notes whether more than the program is read of it."""
+
+    read = False
+
+    def __getitem__(self, place: Any) -> Any:
+        self.read = self.read or place != 0
+        return super().__getitem__(place)
+
+    def __iter__(self) -> Iterator[str]:
+        self.read = True
+        return super().__iter__()
+
+
+def _rank_fault(missed: set[str], read: bool) -> str:
+    own = sorted(name for name in missed if name.startswith(OF_A_RANK)) + ["the command line"] * read
+    return f"reads {own[0]} as it is imported, which each rank has of its own" if own else ""
+
+
+def _random_states() -> dict[str, object]:
+    """The states of the generators that libraries share."""
+    states: dict[str, object] = {"random": random.getstate()}
+    if "numpy.random" in sys.modules:
+        name, numbers, *rest = sys.modules["numpy.random"].get_state()
+        states["numpy.random"] = name, numbers.tobytes(), rest
+    if "torch" in sys.modules:
+        states["torch"] = sys.modules["torch"].default_generator.get_state().numpy().tobytes()
+    return states
+
+
+def _random_fault(before: Mapping[str, object]) -> str:
+    now = _random_states()
+    used = [name for name in before if now[name] != before[name]]
+    return f"uses the random numbers of {used[0]} as it is imported, whose state forks have not" if used else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- files

@@ -7,7 +7,7 @@ import functools
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -60,17 +60,18 @@ def _relative(tree: ast.Module, path: Path) -> list[tuple[Path, str]]:
 
 
 @functools.cache
-def digest_of_script() -> str:
-    """Stands for what the script of this process and the modules beside it do, as far as their sources show it without
-    comments; empty where it has no source. To be called first before somebody changes them."""
+def source_digests() -> Mapping[str, str]:
+    """File -> what stands for its source, without comments and layout, for the script of this process and the modules
+    beside it; empty where the script has no source. Files are as they were at the first call."""
     main = sys.modules["__main__"]
     if not str(getattr(main, "__file__", "")).endswith(".py"):
-        return ""
+        return {}
     script, spec = Path(str(main.__file__)).absolute(), main.__spec__
     folder = script.parents[spec.name.count(".") if spec is not None else 0]
-    trees = script_and_modules(script, folder)
-    shown = sorted(f"{os.path.relpath(path, folder)} {ast.dump(tree)}" for path, tree in trees.items())
-    return hashlib.sha256("\n".join(shown).encode(errors="surrogatepass")).hexdigest()[:12]
+    return {
+        os.path.relpath(path, folder): hashlib.sha256(ast.dump(tree).encode(errors="surrogatepass")).hexdigest()[:12]
+        for path, tree in script_and_modules(script, folder).items()
+    }
 
 
 def _parsed(path: Path) -> ast.Module:

@@ -49,7 +49,7 @@ from spare_megatron.placement import Placement, build_placement
 from spare_megatron.protocol.messages import JobSpec
 from spare_megatron.runtime.import_variables import set_too_late
 from spare_megatron.runtime.run_directory import RunDirectory
-from spare_megatron.runtime.script_sources import digest_of_script
+from spare_megatron.runtime.script_sources import source_digests
 from spare_megatron.worker import user_state
 from spare_megatron.worker.carried_state import CarryingEngine, carried
 from spare_megatron.worker.devices import around_the_world, check_alike, check_standbys, replica_backend
@@ -80,8 +80,6 @@ log = logging.getLogger(__name__)
 START_TIMEOUT_S = 300.0
 PER_RANK = frozenset({"rank", "local_rank"})
 """Names in the namespace whose values differ between ranks, and so are no part of the job's identity."""
-
-SCRIPT = "digest of the script and the modules beside it"
 
 
 class UserCode(Protocol):
@@ -160,7 +158,7 @@ def _check(job: JobArguments, args: Namespace) -> _CheckedJob:
     if place.run_dir is None:
         raise ConfigError("this rank has no run directory; start it with spare-launch, or give --spare-run-dir DIR")
     times.done("imports and flags")
-    digest_of_script()  # now: a standby waits for its place, and meanwhile its user changes the file
+    source_digests()  # now: a standby waits for its place, and meanwhile its user changes the file
     late = set_too_late(os.environ)
     if late:
         log.warning(
@@ -418,7 +416,7 @@ def _spec(
 def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
     identity |= package_used(args)
-    identity[SCRIPT] = digest_of_script()
+    identity |= {f"the source of {file}": digest for file, digest in source_digests().items()}
     identity["state shards"] = start.shards(job)
     if job.spare.reduce.startswith("exact"):
         identity |= arithmetic()

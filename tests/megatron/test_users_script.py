@@ -132,7 +132,10 @@ def test_a_group_does_not_come_back_with_another_script(tmp_path: Path) -> None:
     assert script.read_text() != text
     job.kill(*job.pids(1))
     printed = job.run_dir / "launch.out"
-    job.wait_for("the sentence", lambda: "group 1 runs another job than the others: digest of" in printed.read_text())
+    job.wait_for(
+        "the sentence",
+        lambda: "group 1 runs another job than the others: the source of pretrain" in printed.read_text(),
+    )
     job.kill(job.process.pid, number=signal.SIGTERM)
     lines = job.finish(code=ExitCode.REQUEUE)
     assert all(line["live_groups"] == 1 for line in lines[-5:])

@@ -44,7 +44,7 @@ OF_A_JOB = {
     *("hugging_face/", "tls/", "RUN_DIR/tls"),
 }
 """What a job or a command writes, and folders of a run directory."""
-OF_A_USER = {"pretrain_own.py"}
+OF_A_USER = {"pretrain_own.py", "release/"}
 
 
 def _there(path: str, page: str) -> bool:

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import pytest
 
 from spare_megatron.cli.launch import SED, import_lines, script_command
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.runtime.script_sources import digest_of_script
+from spare_megatron.runtime.script_sources import source_digests
 
 USERS = Path(__file__).parents[2] / "examples" / "own_script" / "pretrain_own.py"
 
@@ -118,13 +119,14 @@ def test_a_digest_stands_for_what_the_script_and_its_modules_do(
     main = SimpleNamespace(__file__=str(script), __spec__=name and SimpleNamespace(name=name))
     monkeypatch.setitem(sys.modules, "__main__", main)  # type: ignore[arg-type]
 
-    def digest(file: Path, text: str) -> str:
+    def digest(file: Path, text: str) -> Mapping[str, str]:
         file.write_text(text)
-        return digest_of_script.__wrapped__()
+        return source_digests.__wrapped__()
 
     first = digest(layers, "EPSILON = 1e-5\n")
     assert digest(other, "EPSILON = 1e-5\n") == first, "nobody imports it"
     assert digest(layers, "EPSILON = 1e-5  # as in the paper\n") == first
-    assert digest(layers, "EPSILON = 1e-6\n") != first
+    changed = digest(layers, "EPSILON = 1e-6\n")
+    assert {file for file in first if changed[file] != first[file]} == {"models/layers.py"}
     main.__file__ = str(tmp_path / "no_source.so")
-    assert digest_of_script.__wrapped__() == ""
+    assert source_digests.__wrapped__() == {}

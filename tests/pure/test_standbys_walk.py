@@ -34,6 +34,7 @@ from spare_megatron.launch import (
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.runtime.disk import SideFiles
 from spare_megatron.runtime.run_directory import RunDirectory, waits_file
 from tests.pure.test_run_files import STATUS
@@ -133,6 +134,7 @@ class World:
             self,  # type: ignore[arg-type]
             1,
             LaunchMemory(counts[0], Incarnations(), refills=counts[1]),
+            own=OwnCheckpoints(self.run_dir, "the job"),
             announce=self.lines.append,
             side=SideFiles(self.lines.append),
             stopped_hard=asyncio.Event(),

@@ -2,7 +2,8 @@
 same.
 
 What a module may do as it is imported, and forks would share or miss: start a thread, open a file (forks share
-one position in it) or a device, read the command line or a variable that each rank has of its own, seed random numbers.
+one position in it) or a device, make a temporary directory (which the first fork that ends removes), read the command
+line or a variable that each rank has of its own, seed random numbers.
 What it sets in the environment is set in forks too (:func:`repeat_changes`).
 """
 
@@ -15,6 +16,7 @@ import importlib.machinery
 import os
 import random
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -44,12 +46,12 @@ def import_all(modules: Sequence[str]) -> None:
     os.environ[NVML] = "1"
     gc.disable()
     try:
-        with _missed_variables() as missed:
+        with _missed_variables() as missed, _directories_made() as made:
             for module in modules:
                 if module not in sys.modules:
                     words.read, before = False, _random_states()
                     _import(module)
-                    fault = fork_fault(had) or _rank_fault(missed, words.read) or _random_fault(before)
+                    fault = fork_fault(had) or _rank_fault(missed, words.read) or _random_fault(before) or _left(made)
                 if fault:
                     raise wire.ForkRefusedError(f"{module} {fault}", module)
     finally:
@@ -90,6 +92,28 @@ def _open_files() -> dict[int, str]:
         with contextlib.suppress(OSError):
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
     return found
+
+
+@contextlib.contextmanager
+def _directories_made() -> Iterator[list[str]]:
+    """The temporary directories that are made inside."""
+    made: list[str] = []
+    usual = tempfile.mkdtemp
+
+    def noted(*args: Any, **named: Any) -> Any:
+        made.append(usual(*args, **named))
+        return made[-1]
+
+    tempfile.mkdtemp = noted
+    try:
+        yield made
+    finally:
+        tempfile.mkdtemp = usual
+
+
+def _left(made: Sequence[str]) -> str:
+    there = [path for path in made if os.path.isdir(path)]
+    return f"has made the directory {there[0]}, which the first fork that ends would remove" if there else ""
 
 
 # ------------------------------------------------------------------------------------------------------- environment

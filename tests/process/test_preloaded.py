@@ -280,9 +280,14 @@ def test_a_module_after_which_nothing_may_be_forked_is_named(source: str, senten
         ("import os\nDEVICE = os.getenv('SPARE_GROUP')", "reads SPARE_GROUP as it is imported, which each rank"),
         ("import sys\nRATE = sys.argv[1:]", "reads the command line as it is imported, which each rank"),
         ("import random\nrandom.seed(1)", "uses the random numbers of random as it is imported"),
+        (
+            "import tempfile\nFOLDER = tempfile.TemporaryDirectory()",
+            r"has made the directory /.*, which the first fork",
+        ),
         ("FILE = open(__file__)", r"has opened /.*/unfit\.py"),
         ("import socket\nENDS = socket.socketpair()", r"has opened socket:"),
         ("import os, sys\nEMPTY, ALL, ONE = open(os.devnull), {**os.environ}, sys.argv[0]", ""),
+        ("import tempfile\nwith tempfile.TemporaryDirectory() as folder:\n    pass", ""),
     ],
 )
 def test_what_forks_would_share_or_miss_is_not_preloaded(source: str, sentence: str, tmp_path: Path) -> None:

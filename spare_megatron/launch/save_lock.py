@@ -11,23 +11,25 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.runtime.disk import words
 from spare_megatron.runtime.run_directory import RunDirectory
 
 LOCK = ".spare-lock"
 
 
 @contextlib.contextmanager
-def only_job(save: str, run_dir: RunDirectory) -> Iterator[None]:
+def only_job(save: str, run_dir: RunDirectory, reported: Callable[[str], None]) -> Iterator[None]:
     """Inside, this is the only job that saves into the directory ``save``; empty: it does not save. ConfigError where
-    another one, which has another run directory, does."""
+    another one, which has another run directory, does; ``reported`` is called with a sentence where the directory
+    cannot be written."""
     directory = Path(save)
     was_there = directory.is_dir()
-    lock = _lock(directory, f"the job of {run_dir.path.absolute()}") if save else None
+    lock = _lock(directory, f"the job of {run_dir.path.absolute()}", reported) if save else None
     try:
         yield
     finally:
@@ -35,17 +37,18 @@ def only_job(save: str, run_dir: RunDirectory) -> Iterator[None]:
             _release(lock, directory, was_there)
 
 
-def _lock(save: Path, owner: str) -> TextIO | None:
+def _lock(save: Path, owner: str, reported: Callable[[str], None]) -> TextIO | None:
     try:
         save.mkdir(parents=True, exist_ok=True)
         file = (save / LOCK).open("a+")
-    except OSError:
+    except OSError as error:
+        reported(f"WARNING: no checkpoint can be saved now, as --save {save} cannot be written: {words(error)}")
         return None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not _is_there(file, save):  # its holder has just removed it
             file.close()
-            return _lock(save, owner)
+            return _lock(save, owner, reported)
         file.truncate(0)
         file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
         file.flush()

@@ -77,7 +77,7 @@ class SlurmJob:
         if lends:
             raise ConfigError("this Slurm job lends its nodes to another job; train in a Slurm job of its own")
         security = security_of(self._dir, launch.tls_dir, create=True)
-        with only_job(launch.flags.save_dir, self._dir), Processes() as processes:
+        with only_job(launch.flags.save_dir, self._dir, self._announce), Processes() as processes:
             async with LentNodes(self._dir, security, launch.listen, _needs(launch), self._announce) as lent:
                 decision, code = await self._job_attempts(processes, memory, lent)
         return self._leave(decision, code)

@@ -63,7 +63,7 @@ class Supervisor:
         on_stop_signals(self._signal)
         tasks = [asyncio.ensure_future(make()) for make in beside]
         try:
-            with only_job(self._launch.flags.save_dir, self._dir), Processes() as processes:
+            with only_job(self._launch.flags.save_dir, self._dir, self._announce), Processes() as processes:
                 async with PreloadedRanks(self._launch, processes, self._announce) as preloaded:
                     return await self._job_attempts(processes, preloaded)
         finally:

@@ -266,9 +266,10 @@ def test_cached_index_maps(tmp_path: Path, marker: Path) -> None:
         build()
         for file in files:
             honest = file.read_bytes()
-            file.write_bytes(pickle.dumps(Strange(marker)))
-            with pytest.raises(ConfigError, match=rf"{file} is no array of numbers.*remove it"):
-                build()
+            for other in (pickle.dumps(Strange(marker)), honest[:-1], b""):
+                file.write_bytes(other)
+                with pytest.raises(ConfigError, match=rf"{file} is no array of numbers.*remove it"):
+                    build()
             file.write_bytes(honest)
     finally:
         torch.distributed.destroy_process_group()

@@ -41,7 +41,7 @@ OF_A_JOB = {
     *("config.json", "generation_config.json"),
     *("choice-life-L.json", "choice-life-N.json"),
     *("errors/", "injected/", "leaders/", "logs/", "partial/", "rank_times/", "stage/", "standbys/", "terms/"),
-    *("hugging_face/", "tls/", "RUN_DIR/tls"),
+    *("hugging_face/", "release/", "tls/", "RUN_DIR/tls"),
 }
 """What a job or a command writes, and folders of a run directory."""
 OF_A_USER = {"pretrain_own.py", "release/"}

@@ -179,7 +179,7 @@ def _load_array(file: Any, *args: Any, **options: Any) -> Any:
         return _numpy_load(file, *args, **options)
     try:
         return _numpy_load(file, *args, **{**options, "allow_pickle": False})
-    except ValueError as error:
+    except (ValueError, EOFError) as error:  # the latter of an empty file
         raise ConfigError(
             f"{file} is no array of numbers ({' '.join(str(error).split())[:120]}); remove it, and the index is built "
             "again"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.checkpoint.folder import iteration_name, step_of
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.protocol.messages import AcceptSave, Lost, Opened, SendCommit
 from spare_megatron.runtime.failpoints import VARIABLE
@@ -97,7 +98,8 @@ def check(one: ControlJob, steps: int = STEPS) -> None:
     accepted = [a.directory for record in records for a in record.actions if isinstance(a, AcceptSave)]
     assert len(accepted) == steps // 20
     assert one.run_dir.accepted() == accepted[-1]
-    assert all(Path(directory).exists() for directory in accepted)
+    named = [Path(directory).parents[1] / iteration_name(step_of(Path(directory))) for directory in accepted]
+    assert all(map(Path.exists, named))
     summary, status = read_json(one.run_dir.summary), read_json(one.run_dir.status)
     assert summary is not None
     assert (summary["outcome"], summary["steps_committed"]) == ("finished", steps)

@@ -75,10 +75,9 @@ def _is_there(file: TextIO, save: Path) -> bool:
 
 
 def _release(file: TextIO, save: Path, was_there: bool) -> None:
-    """Release the lock, and leave no directory behind that was made for it and never saved into."""
+    """Release the lock, and leave neither its file behind nor a directory that was made for it."""
     with contextlib.suppress(OSError):
-        if [path.name for path in save.iterdir()] == [LOCK]:
-            (save / LOCK).unlink()
-            if not was_there:
-                save.rmdir()
+        (save / LOCK).unlink()
+        if not was_there:
+            save.rmdir()
     file.close()

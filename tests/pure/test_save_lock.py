@@ -24,7 +24,7 @@ def test_another_job_is_refused_while_the_first_one_runs(tmp_path: Path) -> None
             (save / "iter_0000001").mkdir()
     with only_job(str(save), two, print):
         pass
-    assert sorted(path.name for path in save.iterdir()) == [LOCK, "iter_0000001"]
+    assert sorted(path.name for path in save.iterdir()) == ["iter_0000001"]
 
 
 def test_nothing_is_left_where_nothing_was_saved(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -41,10 +42,11 @@ class Runner:
 
 
 def processes_with(word: str) -> list[int]:
-    found = []
+    """The processes that have it in their command lines; not within one of the long numbers that browsers have."""
+    found, whole = [], re.compile(rf"(?<!\w){re.escape(word)}(?!\w)")
     for process in psutil.process_iter(["cmdline", "status"]):
         alive = process.info["status"] != psutil.STATUS_ZOMBIE
-        if alive and process.pid != os.getpid() and any(word in one for one in process.info["cmdline"] or ()):
+        if alive and process.pid != os.getpid() and any(map(whole.search, process.info["cmdline"] or ())):
             found.append(process.pid)
     return found
 

@@ -458,6 +458,7 @@ def test_a_safe_search_path_is_that_of_a_new_process(tmp_path: Path, monkeypatch
     path, log = tmp_path / "script.py", tmp_path / "log"
     path.write_text("import sys; print(sys.path)")
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    monkeypatch.setattr(sys, "path", ["a launcher's own", str(ROOT), *sys.path])
     search_path = search_path_of((sys.executable, str(path)))
     assert search_path == sys.path[1:]
     with own_parent(search_path=search_path, PYTHONSAFEPATH="1") as (link, _):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from spare_megatron.runtime import failpoints
+from spare_megatron.runtime.run_directory import sync_path
 
 _CHUNK_BYTES = 1 << 22
 
@@ -70,11 +71,7 @@ class _Checked(io.RawIOBase):
 def sync_files(directory: Path) -> None:
     """Wait until the files below ``directory``, and their names, are on the disk."""
     for path in (directory, *directory.rglob("*")):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_path(path)
 
 
 def entry_of(path: Path) -> ManifestEntry:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from spare_megatron.checkpoint.files import ManifestEntry, entry_of
 from spare_megatron.runtime import failpoints
-from spare_megatron.runtime.run_directory import sync_directory
+from spare_megatron.runtime.run_directory import sync_path
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "spare_manifest.json"
@@ -119,7 +119,7 @@ def publish(partial: Path, save: Path, step: int, *, newest: bool = True) -> Pat
         failpoints.hit("checkpoint.publish")
         os.replace(partial, final)
         failpoints.hit("checkpoint.published")
-    sync_directory(save)
+    sync_path(save)
     if newest:
         _replace(save / TRACKER, str(step))
     _mark_of(partial).unlink(missing_ok=True)
@@ -336,4 +336,4 @@ def _replace(path: Path, text: str) -> None:
     failpoints.hit_file(path, "rename")
     os.replace(temporary, path)
     failpoints.hit_file(path, "renamed")
-    sync_directory(path.parent)
+    sync_path(path.parent)

@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 
 from spare_megatron.runtime import failpoints
-from spare_megatron.runtime.run_directory import sync_directory
+from spare_megatron.runtime.run_directory import sync_path
 
 SLICE_BYTES = 65536
 """Size of one read when the end of the last whole line is searched."""
@@ -44,7 +44,7 @@ class AppendedFile:
             self._unsynced = [os.pread(self._handle, self._length - self._synced, self._synced)]
             self._in_doubt = self._length != size or self._synced != self._length
             if durable and size == 0:
-                sync_directory(path.parent)
+                sync_path(path.parent)
         except OSError as error:
             os.close(self._handle)
             raise self._named(error) from None

@@ -37,7 +37,7 @@ from typing import IO, Any, NamedTuple
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.runtime import failpoints
-from spare_megatron.runtime.run_directory import scratch_of, sync_directory
+from spare_megatron.runtime.run_directory import scratch_of, sync_path
 
 FORMAT = 8
 """Grows with every change after which this code would read older journals or snapshots wrongly. Journals without a
@@ -266,7 +266,7 @@ def prepare_part(path: Path, part: int) -> None:
     if part == 2:
         link_over(path, plain_path(path, 1))
     os.close(os.open(plain_path(path, part), os.O_WRONLY | os.O_CREAT, 0o666))
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
 def tidy_parts(path: Path, last: int) -> None:
@@ -303,7 +303,7 @@ def compress_parts(path: Path, last: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(packed)
-        sync_directory(path.parent)
+        sync_path(path.parent)
         failpoints.hit("part.compressed")
         plain.unlink()
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.runtime.disk import words
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import RunDirectory, holder_of, sign
 
 LOCK = ".spare-lock"
 
@@ -49,12 +48,9 @@ def _lock(save: Path, owner: str, reported: Callable[[str], None]) -> TextIO | N
         if not _is_there(file, save):  # its holder has just removed it
             file.close()
             return _lock(save, owner, reported)
-        file.truncate(0)
-        file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
-        file.flush()
+        sign(file, owner)
     except BlockingIOError:
-        file.seek(0)
-        holder = file.read().strip() or "another job"
+        holder = holder_of(file) or "another job"
         file.close()
         if holder.startswith(f"{owner} ("):  # a launcher of this job that died without its host's locks
             return None

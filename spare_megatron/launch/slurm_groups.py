@@ -155,17 +155,17 @@ class SlurmGroups:
     def errors(self) -> list[Path]:
         """The sentences of ranks that found a user's error. Where an earlier job attempt has trained with the same
         command, one of some groups is that of their nodes: these are lost, like one that was started again."""
-        again = [start.group for start in self._newest.values() if start.restarts]
-        found = [file for file in self._ranks.run_dir.reported_errors() if group_of(file) not in again]
-        groups = {group for file in found if (group := group_of(file)) is not None}
-        exits = [ExitCode.BAD_INPUT] * len(groups | self._refused)
+        again = {start.group for start in self._newest.values() if start.restarts}
+        found = {file: group_of(file) for file in self._ranks.run_dir.reported_errors()}
+        found = {file: group for file, group in found.items() if group not in again}
+        refused = self._refused.union(group for group in found.values() if group is not None)
+        exits = [ExitCode.BAD_INPUT] * len(refused)
         if is_users_error(self._ranks.job_attempt, self._ranks.num_groups, exits):
-            return found
-        for file in found:
-            group = group_of(file)
+            return list(found)
+        for file, group in found.items():
             if group is not None and group not in self._refused:
                 self._refuse(group, tail(file, LINES_SHOWN))
-        return [file for file in found if group_of(file) is None]
+        return [file for file, group in found.items() if group is None]
 
     def _refuse(self, group: int, sentence: str) -> None:
         """A group has found bad input at its first start: it is lost. Before it has joined nobody else reports that."""

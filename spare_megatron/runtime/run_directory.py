@@ -21,7 +21,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.runtime import failpoints
@@ -285,19 +285,29 @@ class Lock:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.seek(0)
-            holder = self._file.read().strip() or "another process"
+            holder = holder_of(self._file) or "another process"
             self._file.close()
             raise ConfigError(
                 f"the run directory {run_dir} is in use by {holder}; end that job or give another directory"
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
-        self._file.flush()
+        sign(self._file, owner)
 
     def release(self) -> None:
         """Release the lock, so that another process can take it."""
         self._file.close()
+
+
+def sign(lock: TextIO, owner: str) -> None:
+    """Write into a file that this process has locked who does so."""
+    lock.truncate(0)
+    lock.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
+    lock.flush()
+
+
+def holder_of(lock: TextIO) -> str:
+    """What the holder of a lock has written with :func:`sign`; empty where it has not yet."""
+    lock.seek(0)
+    return lock.read().strip()
 
 
 def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> None:
@@ -315,14 +325,14 @@ def write_json(path: Path, value: Mapping[str, Any], durable: bool = False) -> N
         scratch.replace(path)
         failpoints.hit_file(path, "renamed")
         if durable:
-            sync_directory(path.parent)
+            sync_path(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def sync_directory(directory: Path) -> None:
-    """Wait until the names of the directory's files are on the disk."""
-    handle = os.open(directory, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Wait until a file, or the names of a directory's files, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -1,4 +1,5 @@
-"""Reads from a user's script, and the modules beside it, what they import. Nothing is imported for that."""
+"""Reads from a user's script, and the modules beside it, what they import, and what stands for all that they do.
+Nothing is imported for that."""
 
 from __future__ import annotations
 

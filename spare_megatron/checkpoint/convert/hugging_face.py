@@ -28,7 +28,7 @@ from spare_megatron.checkpoint.convert.tensors import entries
 from spare_megatron.checkpoint.convert.tokenizer_files import NAMES
 from spare_megatron.checkpoint.files import sync_files
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.runtime.run_directory import sync_directory
+from spare_megatron.runtime.run_directory import sync_path
 
 PART_BYTES_MAX = 5_000_000_000
 PARTIAL = ".spare-convert"
@@ -112,7 +112,7 @@ def write(
             named.append(folder / path.name)
             os.replace(path, named[-1])
         partial.rmdir()
-        sync_directory(folder)
+        sync_path(folder)
     except BaseException:
         for path in named:
             path.unlink(missing_ok=True)

@@ -106,6 +106,12 @@ def test_the_index_has_a_line_for_every_page() -> None:
     ) - {"README.md", "docs/index.md"}
 
 
+def test_every_picture_is_on_a_page() -> None:
+    pages = "".join(path.read_text() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+    for picture in (*ROOT.glob("*.png"), *(ROOT / "docs").glob("*.png")):
+        assert f"{picture.name})" in pages, f"no page shows {picture.name}: a run of a program left it there"
+
+
 def test_the_readme_stays_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

@@ -7,6 +7,7 @@ see it; then the kernels run. Tensors of the call are the only memory that they 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import shutil
 import subprocess
@@ -86,8 +87,15 @@ def mutated(source: str, mutants: Sequence[Mutant]) -> str:
     return source
 
 
+def mapped(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pages of its own, high in the address space. The heap is below 2 GiB where the interpreter is not
+    position-independent, as that of Debian, and what lies 16 GiB before it has no address."""
+    copy = torch.frombuffer(mmap.mmap(-1, tensor.nbytes), dtype=tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
 class Far:
-    """A tensor of ``count`` elements of which only the last ones exist, in ``window``."""
+    """A tensor of ``count`` elements of which only the last ones exist, in ``window``, which is :func:`mapped`."""
 
     def __init__(self, window: torch.Tensor, count: int) -> None:
         self.window, self._count = window, count

@@ -22,7 +22,7 @@ from benchmarks.gpu_costs import LAUNCHED
 from spare_megatron import kernels
 from spare_megatron.kernels import dispatch, reference
 from tests.kernels import emulation
-from tests.kernels.emulation import Emulated, FaultError, Mutant
+from tests.kernels.emulation import Emulated, FaultError, Mutant, mapped
 from tests.kernels.test_against_reference import FLOATS, block_exponents, gradients, only_in_the_sum, same
 
 pytestmark = [pytest.mark.skipif(not emulation.available(), reason=f"there is no {emulation.COMPILER}")]
@@ -441,9 +441,9 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
     """The first block that lies in the window as a whole."""
     skipped = (first + index // kernels.BLOCK) * kernels.BLOCK - index - lead
     library.processors, library.only = 1 << 20, (first, blocks - 1)
-    source = gradients(near, torch.float32, 40, False, random)
-    integers = torch.randint(-(2**60), 2**60, (near,), generator=random)
-    exponents = torch.randint(20, 190, (blocks - first,), dtype=torch.int16, generator=random)
+    source = mapped(gradients(near, torch.float32, 40, False, random))
+    integers = mapped(torch.randint(-(2**60), 2**60, (near,), generator=random))
+    exponents = mapped(torch.randint(20, 190, (blocks - first,), dtype=torch.int16, generator=random))
     try:
         results = []
         for far in (True, False):
@@ -454,17 +454,17 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
                 return emulation.Far(window, number) if far else window[skipped:]
 
             at = index if far else index + lead + skipped
-            accumulator, report = integers.clone(), torch.zeros(2, dtype=torch.int64)
+            accumulator, report = mapped(integers), torch.zeros(2, dtype=torch.int64)
             run.adder(of(accumulator), at, 55, report)(of(source), 40)
             made += [accumulator[skipped:], report]
             sums = torch.zeros(1, dtype=torch.int64)
             run.checksums(of(integers), torch.tensor([(0, count if far else near - skipped, at)]), sums)
             made.append(sums)
-            out, peaks = torch.zeros(near), torch.zeros(blocks - first, dtype=torch.int32)
+            out, peaks = mapped(torch.zeros(near)), mapped(torch.zeros(blocks - first, dtype=torch.int32))
             table = torch.tensor([(0, count, 0, index) if far else (0, near - skipped, 0, 0)])
             run.finalize(table, of(source), of(out), 3.0, of(peaks, blocks) if far else peaks)
             made += [out[skipped:], peaks]
-            result, found = torch.zeros(near), torch.zeros(1, 2, dtype=torch.int64)
+            result, found = mapped(torch.zeros(near)), torch.zeros(1, 2, dtype=torch.int64)
             table = torch.tensor([(0, count, index) if far else (0, near - skipped, at % kernels.BLOCK)])
             run.convert(table, of(exponents, blocks) if far else exponents, 0, of(integers), None, of(result), None)
             made.append(result[skipped:])
@@ -474,7 +474,7 @@ def test_more_elements_than_32_bits_count(library: Emulated) -> None:
         # these count blocks from the first element
         whole = lead // kernels.BLOCK + 1
         library.only = (whole, (count - 1) // kernels.BLOCK)
-        window, parts = source.clamp(-1, 1), [emulation.Far(source.clamp(-1, 1), count)]
+        window, parts = source.clamp(-1, 1), [emulation.Far(mapped(source.clamp(-1, 1)), count)]
         behind = [window[whole * kernels.BLOCK - lead :]]
         assert same(library.largest(parts), reference.largest(behind))
         low, high = (library.squares(parts, 20) - reference.squares(behind, 20)).tolist()

@@ -38,7 +38,8 @@ class Verdict:
 def search(
     name: str, examples: SearchStrategy[Any], judge: Callable[[Any], Verdict], seed: int, minutes: float
 ) -> tuple[list[str], Counter[str]]:
-    """Judge examples until the time is over; returns the findings, each kind of fault once, and the outcomes' counts.
+    """Judge examples until the time is over, and the first batch in any case; returns the findings, each kind of fault
+    once, and the outcomes' counts.
 
     The seed alone determines the examples; the time, how many of them there are.
     """
@@ -47,7 +48,7 @@ def search(
     end, batch = time.monotonic() + 60 * minutes, 0
 
     def one(example: Any) -> None:
-        if time.monotonic() > end:
+        if batch and time.monotonic() > end:
             return
         verdict = judge(example)
         counts[verdict.outcome] += 1
@@ -57,7 +58,7 @@ def search(
                 found[key] = f"{verdict.fault}; example {example!r}"
                 print(f"{name}: {found[key]}"[:4000], flush=True)
 
-    while time.monotonic() < end:
+    while not batch or time.monotonic() < end:
         run = hypothesis.given(examples)(one)
         run = hypothesis.settings(
             max_examples=BATCH,

@@ -1,7 +1,8 @@
-"""Failure-free jobs that the tests of several files compare with."""
+"""Failure-free jobs that the tests of several files compare with, and models that they convert."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,3 +39,24 @@ def whole_saves(once: Callable[..., Any], tmp_path_factory: pytest.TempPathFacto
 
     found: dict[str, str] = once("whole saves", make)
     return found
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Function from a kind to a directory with its model, which is made once."""
+    from tests.megatron.hugging_face_models import make
+
+    top = tmp_path_factory.mktemp("models")
+
+    def of(kind: str) -> Path:
+        if not (top / kind).is_dir():
+            make(kind, top / kind, num_hidden_layers=2) if kind != "gpt2" else make(kind, top / kind, n_layer=2)
+        return top / kind
+
+    return of
+
+
+@pytest.fixture
+def model(models: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """The same, in a copy of the test's own."""
+    return lambda kind: Path(shutil.copytree(models(kind), tmp_path / "hf"))

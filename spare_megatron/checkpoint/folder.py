@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -261,33 +261,44 @@ def _file_damage(path: Path, size: int, crc: int) -> str:
 
 
 def pointer_damage(save: Path) -> str:
-    """Why Megatron's tracker file in a ``--save`` directory does not name the newest checkpoint; empty if it does.
-
-    Training never reads that file: a wrong one misleads tools only, Megatron-LM's and our converter.
-    """
-    steps, pointer = iterations(save), save / TRACKER
-    if not steps:
+    """Why Megatron's tracker file in a ``--save`` directory names no checkpoint of it; empty if it names one."""
+    if not iterations(save) or _named(save) is not None:
         return ""
+    pointer = save / TRACKER
     try:
         reported = pointer.read_bytes().decode(errors="replace").strip()
     except OSError as error:
         return f"{pointer} cannot be read: {error.strerror}"
-    if reported == str(steps[0]) or (reported == "release" and (save / reported).is_dir()):
-        return ""
-    return (
-        f"{pointer} says {reported!r}, but the newest checkpoint is of step {steps[0]}; the next save writes it again"
-    )
+    return f"{pointer} says {reported[:60]!r}, but there is no such checkpoint; the next save writes it again"
+
+
+def _named(save: Path) -> int | str | None:
+    """What the tracker file names: a step, or ``release``; None where it is missing, or names no directory here."""
+    try:
+        word = (save / TRACKER).read_bytes().decode(errors="replace").strip()
+    except OSError:
+        return None
+    if word == RELEASE:
+        return word if (save / word).is_dir() else None
+    step = int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
+    return step if step is not None and (save / iteration_name(step)).is_dir() else None
 
 
 def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[Damage]]:
     """The newest good checkpoint of a ``--save`` directory (None: there is none), and the damaged ones passed over;
     with ``up_to`` only of steps up to that one. One that was accepted and has not got its name counts as well:
     everything may have died before."""
-    passed: list[Damage] = []
+    return _first_good(_newest_first(save, up_to))
+
+
+def _newest_first(save: Path, up_to: int | None) -> list[Path]:
     there = _accepted(save) | {step: save / iteration_name(step) for step in iterations(save)}
-    for step, directory in sorted(there.items(), reverse=True):
-        if up_to is not None and step > up_to:
-            continue
+    return [there[step] for step in sorted(there, reverse=True) if up_to is None or step <= up_to]
+
+
+def _first_good(directories: Iterable[Path]) -> tuple[Path | None, list[Damage]]:
+    passed: list[Damage] = []
+    for directory in directories:
         reason = damage(directory)
         if not reason:
             return directory, passed
@@ -295,15 +306,52 @@ def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[D
     return None, passed
 
 
-def to_begin_with(load: Path) -> tuple[Path | None, list[Damage]]:
-    """The newest good checkpoint of a ``--load`` directory, or the only one, of no step, to which Megatron's tools give
-    the name ``release``; None where there is none. And the damaged ones passed over."""
-    good, passed = last_good(load)
-    release = load / RELEASE
-    if good is not None or passed or not release.is_dir():
-        return good, passed
-    reason = damage(release)
-    return (None, [Damage(release, reason)]) if reason else (release, [])
+@dataclass(frozen=True)
+class Beginning:
+    """The checkpoint of a ``--load`` directory with which a job begins."""
+
+    directory: Path | None
+    """None: it has no good one."""
+    passed: Sequence[Damage]
+    """Damaged ones that were passed over."""
+    later: Sequence[int]
+    """Steps of checkpoints after the one that the tracker file names, in order."""
+
+
+def to_begin_with(load: Path) -> Beginning:
+    """The first good one of :func:`choices`."""
+    there, last = choices(load), _last(load)
+    return Beginning(*_first_good(there), [step for step in iterations(load)[::-1] if last is not None and step > last])
+
+
+def choices(load: Path) -> list[Path]:
+    """The checkpoints of a ``--load`` directory among which a job takes the first good one. It is the one that
+    Megatron's tracker file names, as in Megatron-LM, then those before it: after a job that went back with
+    ``--ckpt-step``, or an edit of that file, later ones are of a run that was given up. What was accepted after the
+    named one and is not published counts as well: everything may have died before. If the tracker file names none, they
+    are all, the newest first, or the one of no step to which Megatron's tools give the name ``release``."""
+    steps = [] if _named(load) == RELEASE else _newest_first(load, _last(load))
+    return steps or [release for release in [load / RELEASE] if release.is_dir()]
+
+
+def _last(load: Path) -> int | None:
+    """The step after which checkpoints were given up, None where none were."""
+    named = _named(load)
+    return None if named is None or named == RELEASE else max(int(named), *_pending(load), 0)
+
+
+def _pending(save: Path) -> list[int]:
+    """Steps of accepted checkpoints whose publication has not ended, whether they have their names or not."""
+    found = [_ITERATION.match(mark.name) for mark in (save / PARTIAL).glob(f"iter_*{ACCEPTED}")]
+    return [int(match[1]) for match in found if match]
+
+
+def give_up(save: Path, after: int) -> None:
+    """Forget what was accepted after this step and is not published, as the job goes back to it."""
+    for mark in (save / PARTIAL).glob(f"iter_*{ACCEPTED}"):
+        match = _ITERATION.match(mark.name)
+        if match and int(match[1]) > after:
+            mark.unlink(missing_ok=True)
 
 
 def step_of(directory: Path) -> int:

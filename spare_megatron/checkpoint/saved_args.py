@@ -51,7 +51,8 @@ def saved_args(load: Path, step: int | None = None) -> tuple[Path, dict[str, Any
 
 
 def iteration_directory(load: Path, step: int | None = None) -> Path | None:
-    """The checkpoint of ``load`` from which flags are taken: that of ``step``, or the newest whose args are good.
+    """The checkpoint of ``load`` from which flags are taken: that of ``step``, or the first of ``folder.choices`` whose
+    args are good.
 
     None where there is no checkpoint at all. Only the file that leads to the args is looked at. The weights are
     verified when they are loaded; if an older checkpoint is used then, it is assumed to be one of the same model.
@@ -66,9 +67,7 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
             raise ConfigError(f"--ckpt-step {step}: {reason}; give a step that --load {load} has")
         return directory
     reasons = []
-    names = [folder.iteration_name(number) for number in folder.iterations(load)]
-    for name in names or filter(lambda name: (load / name).is_dir(), [folder.RELEASE]):
-        directory = load / name
+    for directory in folder.choices(load):
         reason = _damage(directory)
         if not reason:
             return directory
@@ -79,14 +78,13 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
 
 
 def check_format(load: Path, step: int | None = None) -> None:
-    """ConfigError, with the command that converts it, where the newest checkpoint of ``load``, or that of ``step``, has
-    Megatron's older format."""
+    """ConfigError, with the command that converts it, where the checkpoint with which ``load`` begins, or that of
+    ``step``, has Megatron's older format."""
     try:
-        steps = folder.iterations(load) if step is None else [step]
+        there = folder.choices(load) if step is None else [load / folder.iteration_name(step)]
     except OSError as error:
         raise ConfigError(f"--load {load} cannot be read: {error.strerror}") from None
-    name = folder.iteration_name(steps[0]) if steps else folder.RELEASE
-    reason = folder.other_format(load / name)
+    reason = folder.other_format(there[0]) if there else ""
     if reason:
         raise ConfigError(f"--load {load}: {reason}")
 

@@ -16,8 +16,8 @@ from spare_megatron.checkpoint.folder import (
     damage,
     iteration_name,
     iterations,
-    last_good,
     pointer_damage,
+    to_begin_with,
 )
 from spare_megatron.cli.commands import command
 from spare_megatron.config.errors import ConfigError
@@ -60,18 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _one(directory: Path) -> Path:
-    """The checkpoint's directory: the given one, or the last good one of a --save directory."""
+    """The checkpoint's directory: the given one, or that of a --save directory with which a job would begin."""
     if not iterations(directory):
         reason = damage(directory)
         if reason:
             raise ConfigError(f"{reason}; give a --save directory or one iteration of it")
         return directory
-    found, passed = last_good(directory)
-    for one in passed:
+    begins = to_begin_with(directory)
+    for one in begins.passed:
         sys.stderr.write(f"spare-checkpoint: skipped a damaged checkpoint: {one.reason}\n")
-    if found is None:
-        raise ConfigError(f"{directory} has no good checkpoint: {passed[0].reason}")
-    return found
+    if begins.directory is None:
+        raise ConfigError(f"{directory} has no good checkpoint: {begins.passed[0].reason}")
+    return begins.directory
 
 
 def _digest(directory: Path, as_json: bool) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from spare_megatron.checkpoint.folder import (
     Damage,
     damage,
+    give_up,
     iteration_name,
     last_good,
     publish_left_over,
@@ -41,6 +42,8 @@ class OwnCheckpoints:
         :meth:`newest_step`. ``reported``: see :meth:`publish`."""
         self.publish(flags, reported)
         if self._before() is None:
+            if flags.ckpt_step is not None and flags.save_dir:
+                give_up(Path(flags.save_dir), flags.ckpt_step)
             accepted = with_retries(self.run_dir.accepted)
             with_retries(lambda: write_json(self._file, {"job": self.job, "accepted": accepted}, durable=True))
         return self.newest_step(flags.save_dir)
@@ -90,8 +93,9 @@ def checkpoint_to_start_from(
         asked = load / iteration_name(flags.ckpt_step)
         good = None if damage(asked) else asked
     elif good is None and flags.load_dir:
-        good, passed = to_begin_with(load)
-        damaged += passed
+        begins = to_begin_with(load)
+        good = begins.directory
+        damaged += begins.passed
     for one in damaged:
         reported(f"{one.reason}; it is passed over")
     return good

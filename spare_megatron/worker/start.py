@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.checkpoint.convert import tokenizer_files
-from spare_megatron.checkpoint.folder import RELEASE, Damage, damage, iteration_name, last_good, to_begin_with
+from spare_megatron.checkpoint.folder import RELEASE, TRACKER, Damage, damage, iteration_name, last_good, to_begin_with
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
@@ -165,14 +165,27 @@ def _asked_for(config: CheckpointConfig, place: Place) -> Path | None:
         if reason:
             raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
         return directory
-    found, passed = to_begin_with(Path(config.load))
-    _tell_of(passed, place)
-    if found is None and (config.exit_on_missing_checkpoint or config.finetune or passed):
-        why = "; ".join(one.reason for one in passed) if passed else "it has no checkpoint"
+    begins = to_begin_with(Path(config.load))
+    found = begins.directory
+    _tell_of(begins.passed, place)
+    if found is not None and begins.later:
+        _tell(
+            f"--load {config.load}: the job begins with {found.name}, as {TRACKER} says; the checkpoints of steps "
+            f"{_listed(begins.later)} are left out, --ckpt-step would load one of them",
+            place,
+        )
+    if found is None and (config.exit_on_missing_checkpoint or config.finetune or begins.passed):
+        why = "; ".join(one.reason for one in begins.passed) or "it has no checkpoint"
+        if begins.later:
+            why += f"; {TRACKER} leaves out those of steps {_listed(begins.later)}, which --ckpt-step would load"
         raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
     if found is None:
         _tell(f"--load {config.load} has no checkpoint: training begins at step 0", place)
     return found
+
+
+def _listed(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps))
 
 
 def _tell_of(passed: Sequence[Damage], place: Place) -> None:

@@ -65,5 +65,5 @@ def examine(folder: Path, case: list[tuple[str, list[Edit] | bytes | str | None]
         if not unchecked[step]:
             assert (str(save / f"iter_{step:07d}") in damaged) == (not whole[step]), damaged
     reported = after[TRACKER]
-    right = reported is not None and reported.decode(errors="replace").strip() == "20"
+    right = reported is not None and reported.decode(errors="replace").strip() in ("10", "20")
     assert (str(save / TRACKER) in damaged) == (not right), (reported, damaged)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,13 @@ import pytest
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.folder import (
     TRACKER,
+    Beginning,
     iteration_name,
     mark_accepted,
     partial_directory,
     publish,
     publish_left_over,
+    to_begin_with,
     write_manifest,
 )
 from spare_megatron.flags.launcher_flags import LauncherFlags
@@ -152,3 +155,52 @@ def test_a_late_save_of_an_older_step_is_not_the_newest(tmp_path: Path) -> None:
     job.saves(20)
     publish(older, job.save, 10, newest=False)
     assert (job.save / TRACKER).read_text() == "20"
+
+
+def test_a_job_begins_with_what_the_tracker_file_names(tmp_path: Path) -> None:
+    """Not with later ones: of a run that was given up, or before an edit of that file."""
+    first = Launched(tmp_path)
+    steps = {step: first.saves(step) for step in (10, 20, 30)}
+    assert to_begin_with(first.save) == Beginning(steps[30], [], [])
+    back = Launched(tmp_path, "back", load_dir=str(first.save), ckpt_step=10)
+    back.begins()
+    own = back.saves(15)
+    assert to_begin_with(first.save) == Beginning(own, [], [20, 30])
+    damaged(own)
+    begins = to_begin_with(first.save)
+    assert (begins.directory, [one.directory for one in begins.passed]) == (steps[10], [own])
+    (first.save / TRACKER).write_text("20\n")
+    assert to_begin_with(first.save) == Beginning(steps[20], [], [30])
+    for no_checkpoint in ("25", "-20", "twenty", "", "\N{SUPERSCRIPT TWO}"):
+        (first.save / TRACKER).write_text(no_checkpoint)
+        assert to_begin_with(first.save) == Beginning(steps[30], [], [])
+    (first.save / TRACKER).unlink()
+    assert to_begin_with(first.save) == Beginning(steps[30], [], [])
+    release = written(first.save / "release")
+    assert to_begin_with(first.save) == Beginning(steps[30], [], [])
+    (first.save / TRACKER).write_text("release")
+    assert to_begin_with(first.save) == Beginning(release, [], [])
+
+
+def test_a_job_begins_with_what_was_accepted_after_what_the_tracker_file_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the job goes back behind it."""
+    job = Launched(tmp_path)
+    job.saves(10)
+    accepted = job.accepts(20)
+    assert to_begin_with(job.save) == Beginning(accepted, [], [])
+
+    def dies(place: str) -> None:
+        if place == "checkpoint.published":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spare_megatron.runtime.failpoints.hit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            publish(accepted, job.save, 20)
+    assert to_begin_with(job.save) == Beginning(job.save / iteration_name(20), [], [])
+    elsewhere = Launched(tmp_path / "elsewhere", "back", load_dir=str(job.save), ckpt_step=10)
+    elsewhere.flags = dataclasses.replace(elsewhere.flags, save_dir=str(job.save))
+    elsewhere.begins()
+    assert to_begin_with(job.save) == Beginning(job.save / iteration_name(10), [], [20])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.checkpoint.folder import iteration_name
+from spare_megatron.checkpoint.folder import TRACKER, iteration_name
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.sections import CheckpointConfig
 from spare_megatron.runtime.run_directory import RunDirectory
@@ -56,3 +56,16 @@ def test_a_user_sees_that_nothing_is_loaded(tmp_path: Path) -> None:
     written(damaged.parent / iteration_name(3))
     begins_with(None, load=str(damaged.parent), run_dir=str(run_dir.path))
     assert "A DAMAGED CHECKPOINT IS PASSED OVER: " in run_dir.notices.read_text()
+
+
+def test_a_user_sees_which_checkpoints_are_left_out(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    save = tmp_path / "save"
+    steps = {step: written(save / iteration_name(step)) for step in (10, 20, 30)}
+    (save / TRACKER).write_text("10")
+    assert begins_with(None, load=str(save), run_dir=str(run_dir.path)) == (steps[10], False)
+    assert "the job begins with iter_0000010, as latest_checkpointed_iteration.txt says" in run_dir.notices.read_text()
+    assert "of steps 20, 30 are left out, --ckpt-step would load one of them" in run_dir.notices.read_text()
+    (steps[10] / "weights").unlink()
+    with pytest.raises(ConfigError, match=r"missing; \w+\.txt leaves out those of steps 20, 30"):
+        begins_with(None, load=str(save))

@@ -216,9 +216,13 @@ def other_file() -> str:
     importlib.invalidate_caches()
     for name, spec in _found_by_path():
         found = find_module(name, getattr(sys.modules.get(name.rpartition(".")[0]), "__path__", sys.path))
-        if found is not None and os.path.realpath(str(found.origin)) != os.path.realpath(str(spec.origin)):
+        if found is not None and found.origin != spec.origin and not _is_same(str(found.origin), str(spec.origin)):
             return f"it has imported {spec.origin}, where the script would import {found.origin}"
     return ""
+
+
+def _is_same(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _found_by_path() -> Iterator[tuple[str, importlib.machinery.ModuleSpec]]:

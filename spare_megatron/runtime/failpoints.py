@@ -1,8 +1,8 @@
 """Failpoints: named places in the code at which a test lets the disk, the network or the process fail.
 
-A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]``; several are separated by ``;``.
-They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`. Without faults,
-a place costs one check of a global variable.
+A fault is written ``[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH][,once=PATH]``; several are separated
+by ``;``. They come from the environment variable SPARE_FAILPOINTS, or in the same process from :func:`injected`.
+Without faults, a place costs one check of a global variable.
 
 * ROLE is the process: ``coordinator``, ``coordinator-1`` (a candidate), ``launch``, ``preload`` (the parent of forked
   ranks), ``rank-0-1`` (group 0, position 1),
@@ -14,7 +14,8 @@ a place costs one check of a global variable.
   the first N bytes are written.
 * ``after=N``: nothing happens the first N times that the process passes the place. ``times=N``: the action happens N
   times, then no more. ``for_s=S``: it happens for S seconds from the first time on. ``while=PATH``: it happens only
-  while that file exists. Without these conditions it happens every time.
+  while that file exists. ``once=PATH``: it happens only to the process that removes that file, the first one that
+  passes the place while the file is there. Without these conditions it happens every time.
 
 The places are :data:`PLACES`, and for each file in :data:`APPENDED` and :data:`REPLACED`, ``FILE.OPERATION`` with the
 operations in :data:`OPERATIONS_OF_APPENDED` and :data:`OPERATIONS_OF_REPLACED`. A number in a file's name is written N:
@@ -40,7 +41,7 @@ from typing import Any
 from spare_megatron.config.errors import ConfigError
 
 VARIABLE = "SPARE_FAILPOINTS"
-FORM = "[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH]"
+FORM = "[ROLE:]PLACE=ACTION[,after=N][,times=N][,for_s=S][,while=PATH][,once=PATH]"
 
 PLACES = {
     "order.welcome": "the coordinator writes a welcome to a leader's stream",
@@ -158,6 +159,7 @@ class _Fault:
     times: int | None = None
     for_s: float | None = None
     while_there: str = ""
+    once: str = ""
     passed: int = 0
     struck: int = 0
     since_s: float = 0.0
@@ -173,6 +175,11 @@ class _Fault:
             self.since_s = now_s
         if self.for_s is not None and now_s - self.since_s > self.for_s:
             return False
+        if self.once:
+            try:
+                os.unlink(self.once)
+            except FileNotFoundError:
+                return False
         self.struck += 1
         return True
 
@@ -322,6 +329,8 @@ def _parse_one(text: str) -> _Fault:
             fault.for_s = _number(text, name, value)
         elif name == "while" and value:
             fault.while_there = value
+        elif name == "once" and value:
+            fault.once = value
         else:
             raise ConfigError(f"{VARIABLE}: {text!r}: {condition!r} is no condition; the form is {FORM}")
     return fault

@@ -48,9 +48,9 @@ class Candidates(ControlJob):
     """A control plane with several candidates, and ranks that train until they are asked to leave."""
 
     def start_candidates(self, count: int) -> None:
-        """All of them, and the ranks as soon as one listens. A candidate stops itself at a place that is armed."""
+        """All of them, and the ranks as soon as one listens. The first one that comes to an armed place stops itself."""
         self.run_dir.token(create=True)
-        faults = [f"{place}=stop,while={self.arm(place)}" for place in PLACES]
+        faults = [f"{place}=stop,once={self.arm(place)}" for place in PLACES]
         command = ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--life", "1"]
         self.candidates = [
             self.popen(
@@ -169,7 +169,6 @@ def test_a_candidate_that_is_stopped_while_it_takes_over_is_passed_over(job: Can
         job.arm(place).touch()
         job.signal(first, signal.SIGSTOP)
         job.until(lambda others=others: any(job.is_stopped(index) for index in others))  # type: ignore[misc]
-        job.arm(place).unlink()
         third = next(index for index in others if not job.is_stopped(index))
         job.until(lambda third=third: job.holder() == third)  # type: ignore[misc]
         job.until_more_steps()

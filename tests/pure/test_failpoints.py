@@ -76,6 +76,16 @@ def test_while_a_file_is_there(tmp_path: Path) -> None:
         assert struck(1) == [False]
 
 
+def test_once_for_each_time_that_a_file_is_there(tmp_path: Path) -> None:
+    armed = tmp_path / "armed"
+    with injected(f"order.sent=ENOSPC,once={armed}"):
+        assert struck(1) == [False]
+        for _ in range(2):
+            armed.touch()
+            assert struck(3) == [True, False, False]
+            assert not armed.exists()
+
+
 def test_a_fault_is_one_process_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failpoints, "_role", "")
     with injected("rank-1:order.sent=ENOSPC"):

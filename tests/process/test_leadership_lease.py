@@ -48,7 +48,7 @@ class Candidates(ControlJob):
     """A control plane with several candidates, and ranks that train until they are asked to leave."""
 
     def start_candidates(self, count: int) -> None:
-        """All of them, and the ranks as soon as one listens. The first one that comes to an armed place stops itself."""
+        """All of them, and the ranks once one listens. The first one that comes to an armed place stops itself."""
         self.run_dir.token(create=True)
         faults = [f"{place}=stop,once={self.arm(place)}" for place in PLACES]
         command = ["spare_megatron.cli.coordinator", "--run-dir", str(self.run_dir.path), "--life", "1"]

@@ -31,11 +31,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = {
-    "protocol": ("protocol", ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py"]),
-    "worker": ("worker", ["process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"]),
+    "protocol": (
+        "protocol",
+        ["pure/test_scenarios.py", "pure/test_machine_random.py", "explore/test_explore.py", "process/test_masking.py"],
+    ),
+    "worker": (
+        "worker",
+        [
+            *("process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"),
+            "megatron/test_state_redundancy.py",
+        ],
+    ),
     "collectives": ("collectives", ["process/test_replica.py", "process/test_masking.py"]),
     "checkpoint": ("checkpoint", ["process/test_checkpoints.py", "megatron/test_convert.py"]),
-    "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py"]),
+    "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py", "megatron/test_preprocess_golden.py"]),
 }
 """Part -> (its package, tests that run beside the pure ones which import the module)."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -139,10 +139,11 @@ class Listener:
         parent_imports.import_all(self._modules)
         files = parent_imports.imported_files()
         with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-            self._path.unlink(missing_ok=True)
-            listener.bind(str(self._path))
-            self._path.chmod(0o600)
+            own = self._path.with_name(f"{self._path.name}.{self._pid}")
+            listener.bind(str(own))
+            own.chmod(0o600)
             listener.listen()
+            own.replace(self._path)  # who finds it is answered
             mine = self._path.stat().st_ino
             selector.register(listener, selectors.EVENT_READ)
             selector.register(0, selectors.EVENT_READ)

@@ -64,9 +64,9 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[
 def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     tmp_path: Path, plain: dict[str, set[str]]
 ) -> None:
-    """Group 1 is late in step 9, so the others' buckets wait for its own, and it dies between two of them; whichever
-    of the groups 0, 2 and 3 is to patch dies as it begins to."""
-    inject = ["slow=0.5:group=1,position=1,step=9,at=forward,n=1", "sigkill:group=1,position=1,step=9,at=reduce,n=0"]
+    """Group 1 is late in step 9, so the others' buckets wait for its own, and it dies between two of them, a second
+    apart; whichever of the groups 0, 2 and 3 is to patch dies as it begins to."""
+    inject = ["slow=20x:group=1,position=1,step=9", "sigkill:group=1,position=1,step=9,at=reduce,n=0"]
     inject += [f"sigkill:group={group},position=1,step=9,at=patch" for group in (0, 2, 3)]
     words = (*OVERLAP, "--layer-s", "0.05")
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)

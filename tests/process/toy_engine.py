@@ -155,7 +155,7 @@ class ToyEngine:
         if self.layer_s:
             if self.last:
                 print(f"step {self.step}: matrix {number} of the last pass", file=sys.stderr, flush=True)
-            time.sleep(self.layer_s)
+            time.sleep(self.layer_s * (self.slowness(self.step) if self.last else 1.0))
         self.arrivals.arrived(number)
 
     def _input(self, step: int, piece: int) -> torch.Tensor:

@@ -107,7 +107,8 @@ class Coordinator:
         confirm = lease.confirm if lease else _nobody_else
         self._journal = Journal(self._dir.journal, found, self._clock, confirm, announce)
         self._backlog = Backlog(announce, self._fail, lambda: self._suspicion.flush(), self._disk_patience_s)
-        self._fencing = lease.number if lease else 1 + max(self._state.fencing, published.fencing if published else 0)
+        known = max(self._state.fencing, published.fencing if published else 0, self._dir.accepted_by())
+        self._fencing = lease.number if lease else 1 + known
         over = self._state.phase in ("closed", "stopped")
         self._job_attempt = options.job_attempt or self._state.job_attempt + over
         self._unopened = self._job_attempt > self._state.job_attempt
@@ -228,7 +229,7 @@ class Coordinator:
 
     def _publish_accepted(self) -> None:
         """Carry out the decision that a checkpoint counts, as often as need be: its record is on the disk."""
-        self._dir.publish_accepted(self._accepted)
+        self._dir.publish_accepted(self._accepted, self._fencing)
         mark_accepted(Path(self._accepted))
 
     def _read_job(self) -> None:

@@ -81,7 +81,8 @@ class Terms:
     def claim(self, before: Term | None, job_attempt: int) -> Term | None:
         """Begin the term after ``before``, the newest one seen; None where another candidate was faster."""
         published = self._run_dir.coordinator()
-        number = 1 + max(before.number if before else 0, published.fencing if published else 0)
+        known = before.number if before else 0, published.fencing if published else 0, self._run_dir.accepted_by()
+        number = 1 + max(known)
         term, scratch = Term(number, job_attempt), scratch_of(self._folder / f"claim-{number}")
         write_json(scratch, to_keys(asdict(term)))
         try:

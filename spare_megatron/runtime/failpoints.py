@@ -114,7 +114,7 @@ OPERATIONS_OF_APPENDED = ("open", "write", "written", "sync", "synced", "cut")
 REPLACED = (
     "coordinator.json",
     "clock.json",
-    "accepted.json",
+    "accepted-N.json",
     "began.json",
     "job.json",
     "snapshot-N.json",

@@ -171,6 +171,7 @@ _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "coordinator.json": (_ADDRESS, {}),
     "launcher.json": ({"address": text}, {}),
     "accepted.json": ({"directory": text}, {}),
+    "accepted-N.json": ({"directory": text}, {}),
     "began.json": ({"job": text, "accepted": text}, {}),
     "clock.json": ({"boot": text, "boot_unix_s": number}, {}),
 }
@@ -210,7 +211,7 @@ METRICS_KNOWN: Mapping[str, Check] = {
 def check_file(folder: str, name: str, plain: Mapping[str, Any]) -> str | None:
     """What does not fit in the file ``name`` of a run directory, or of its folder ``leaders``; None where all does, or
     the file is not listed."""
-    needed, known = _FILES.get(name, ({}, {}))
+    needed, known = _FILES.get(re.sub(r"\d+", "N", name), ({}, {}))
     if folder == "leaders":
         needed, known = _LEADER
     return misfit(plain, needed, known)

@@ -71,7 +71,6 @@ class RunDirectory:
         self.coordinator_errors = self.logs / "coordinator.err"
         self._coordinator = self.path / "coordinator.json"
         self._latest: CoordinatorAddress | None = None
-        self._accepted = self.path / "accepted.json"
         self._token = self.path / "token"
 
     def create(self) -> None:
@@ -174,14 +173,35 @@ class RunDirectory:
         """
         return _address(read_json(self._coordinator))
 
-    def publish_accepted(self, checkpoint: str) -> None:
-        """Note which checkpoint was accepted last, because its writer may die before it gives it its final name."""
-        write_json(self._accepted, {"directory": checkpoint}, durable=True)
+    def publish_accepted(self, checkpoint: str, fencing: int) -> None:
+        """Note which checkpoint was accepted last, because its writer may die before it gives it its final name.
+
+        Each coordinator, known by its fencing number, has a file of its own: one that was stopped here while another
+        has taken over cannot replace what that one has accepted since."""
+        write_json(self.path / f"accepted-{fencing}.json", {"directory": checkpoint}, durable=True)
+        for earlier, path in self._accepted():
+            if earlier < fencing:
+                path.unlink(missing_ok=True)
 
     def accepted(self) -> str:
-        """The directory of the checkpoint that was accepted last, as it was when its writer asked; empty for none."""
-        plain = read_json(self._accepted)
-        return "" if plain is None else str(plain["directory"])
+        """The directory of the checkpoint that the newest coordinator accepted last, as it was when its writer asked;
+        empty for none."""
+        while there := self._accepted():
+            plain = read_json(max(there)[1])
+            if plain is not None:  # else a newer one has been written since, and this one is removed
+                return str(plain["directory"])
+        return ""
+
+    def accepted_by(self) -> int:
+        """The highest fencing number of a coordinator that has accepted a checkpoint; 0 for none."""
+        return max(self._accepted(), default=(0, self.path))[0]
+
+    def _accepted(self) -> list[tuple[int, Path]]:
+        """(fencing number, file) of those that are there; 0 in a run directory of an earlier version."""
+        with contextlib.suppress(FileNotFoundError):
+            found = ((_ACCEPTED.fullmatch(path.name), path) for path in self.path.iterdir())
+            return [(int(name[1] or 0), path) for name, path in found if name is not None]
+        return []
 
     def publish_leader(self, group: int, incarnation: int, address: str) -> None:
         """Say where the leader of a group listens for its ranks."""
@@ -258,6 +278,7 @@ def _address(plain: Mapping[str, Any] | None) -> CoordinatorAddress | None:
     )
 
 
+_ACCEPTED = re.compile(r"accepted(?:-(\d+))?[.]json")
 _OF_AN_ADDRESS = [one.name for one in fields(CoordinatorAddress)]
 _KEYS = {"job_attempt": "life"}
 """Name of a field -> its key in coordinator.json and in the files of terms, where that differs."""

@@ -285,7 +285,7 @@ def test_a_checkpoint_that_counts_is_published_when_the_disk_allows(tmp_path: Pa
     assert log_of(job, 0, 0).count("failpoint ") == len(places)
 
 
-@pytest.mark.parametrize(("place", "after"), [("accepted.json.write", 2), ("order.save_accepted", 1)])
+@pytest.mark.parametrize(("place", "after"), [("accepted-N.json.write", 2), ("order.save_accepted", 1)])
 def test_the_coordinator_dies_before_it_says_that_a_checkpoint_counts(tmp_path: Path, place: str, after: int) -> None:
     """Again and again, each time with the record on the disk: the next one is asked again, and says so."""
     job = start(tmp_path, environ={VARIABLE: f"coordinator:{place}=kill,after={after}"})
@@ -377,7 +377,7 @@ def stopped_at(job: Job, pid: int) -> None:
 @pytest.mark.parametrize(
     ("role", "place", "after", "same"),
     [
-        ("coordinator", "accepted.json.write", 1, True),
+        ("coordinator", "accepted-N.json.write", 1, True),
         ("coordinator", "order.save_accepted", 1, False),
         ("rank-0-0", "checkpoint.publish", 1, False),
     ],

@@ -37,7 +37,7 @@ JOURNAL = {
     "sync": "coordinator:journal.sync={error}",
     "short": "coordinator:journal.write=short:20,times=1{rule};coordinator:journal.write={error},after=1",
     "and not cut": "coordinator:journal.write={error};coordinator:journal.cut={error}",
-    "accepted": "coordinator:accepted.json.sync={error}",
+    "accepted": "coordinator:accepted-N.json.sync={error}",
 }
 """How a file that decisions stand on fails. The job waits."""
 
@@ -278,7 +278,7 @@ def test_the_job_goes_on_while_other_files_fail_for_long(
 @pytest.mark.parametrize("error", ["EIO", *(pytest.param(e, marks=pytest.mark.full) for e in ("ENOSPC", "ESTALE"))])
 def test_every_file_fails_once(job: Callable[..., ControlJob], error: str) -> None:
     journal = tuple(f"coordinator:journal.{one}" for one in ("write", "written", "sync", "synced"))
-    once = faults((*START, *END, *OTHERS[:2], "coordinator:accepted.json.rename"), error, ",times=1")
+    once = faults((*START, *END, *OTHERS[:2], "coordinator:accepted-N.json.rename"), error, ",times=1")
     later = faults((*OTHERS, *journal), error, ",after=20,times=1")
     one = job(f"{once};{later}", size=2)
     one.start()

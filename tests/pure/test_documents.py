@@ -23,7 +23,7 @@ MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
 OF_A_JOB = {
     *("gpu_check.json", "gpu_check.txt"),
     *(
-        "accepted.json",
+        "accepted-N.json",
         "began.json",
         "clock.json",
         "coordinator.err",

@@ -50,7 +50,7 @@ ODD: list[Any] = [
     {"0": None},
 ]
 FILES = (
-    *("status.json", "processes.json", "summary.json", "coordinator.json", "accepted.json", "job.json", "clock.json"),
+    *("status.json", "processes.json", "summary.json", "coordinator.json", "accepted-1.json", "job.json", "clock.json"),
     "launcher.json",
     *("leaders/group-0.json", "errors/group-0-rank-0.words.json", "metrics.jsonl", "journal.jsonl"),
 )
@@ -88,7 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_json(path / "summary.json", {"outcome": "finished", "reason": "all", "steps": 4, "live_groups": [0, 1]})
     address = {"address": "127.0.0.1:1", "fencing": 1, "life": 1, "highest_incarnation": 0, "pid": 1, "host": "here"}
     write_json(path / "coordinator.json", address)
-    write_json(path / "accepted.json", {"directory": "/nowhere"})
+    write_json(path / "accepted-1.json", {"directory": "/nowhere"})
     write_json(path / "job.json", {"type": "JobDescription", "identity": {}, "train_iters": 4})
     write_json(path / "clock.json", {"boot": "b", "boot_unix_s": 1.0})
     write_json(path / "launcher.json", {"address": "127.0.0.1:1", "host": "here", "pid": 1})

@@ -50,10 +50,10 @@ class Launched:
     def begins(self) -> int | None:
         return self.own.begin(self.flags, self.reported.append)
 
-    def accepts(self, step: int, incarnation: int = 0) -> Path:
+    def accepts(self, step: int, incarnation: int = 0, fencing: int = 1) -> Path:
         """Its coordinator accepts a checkpoint, which has not got its name yet."""
         partial = written(partial_directory(self.save, step, 0, incarnation, 1))
-        self.run_dir.publish_accepted(str(partial))
+        self.run_dir.publish_accepted(str(partial), fencing)
         mark_accepted(partial)
         return partial
 
@@ -95,6 +95,29 @@ def test_a_job_that_went_back_does_not_go_on_with_what_it_gave_up(tmp_path: Path
     assert "it is passed over" in job.reported[-1]
     damaged(steps[10])
     assert job.starts_again_from() is None
+
+
+def test_a_coordinator_that_was_stopped_replaces_nothing_that_the_next_one_has_accepted(tmp_path: Path) -> None:
+    """It runs on when the newer checkpoint counts, and was stopped before it wrote that its own does."""
+    job = Launched(tmp_path)
+    assert job.begins() is None
+    late = job.accepts(20)
+    newer = publish(job.accepts(30, fencing=2), job.save, 30)
+    job.run_dir.publish_accepted(str(late), 1)
+    assert job.starts_again_from() == newer
+    assert job.run_dir.accepted_by() == 2, "a coordinator after it has a higher number"
+    job.accepts(40, fencing=3)
+    assert [path.name for path in job.run_dir.path.glob("accepted*")] == ["accepted-3.json"]
+
+
+def test_what_an_earlier_version_accepted_counts_until_something_else_does(tmp_path: Path) -> None:
+    job = Launched(tmp_path)
+    job.begins()
+    own = job.saves(5)
+    (job.run_dir.path / "accepted-1.json").rename(job.run_dir.path / "accepted.json")
+    assert job.starts_again_from() == own
+    newer = job.saves(10)
+    assert job.starts_again_from() == newer
 
 
 def test_what_was_saved_before_a_launch_is_not_its_own(tmp_path: Path) -> None:

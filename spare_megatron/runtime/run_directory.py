@@ -28,6 +28,9 @@ from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.disk import with_retries, words
 from spare_megatron.runtime.file_shapes import check_file
 
+TOKEN_MIN = 16
+"""Characters of a job's token; those that are made have twice as many."""
+
 
 @dataclass(frozen=True)
 class CoordinatorAddress:
@@ -112,14 +115,20 @@ class RunDirectory:
 
     def token(self, create: bool = False) -> str:
         """The secret that every call carries, from a file that only its owner can read. Waits for a disk that fails for
-        a while; raises ConfigError where it cannot be read."""
+        a while; raises ConfigError where it cannot be read, or is torn: an empty one would be that of anybody."""
         try:
             if create:
                 with_retries(self._make_token)
                 with_retries(self._warn_if_others_can_read)
-            return with_retries(self._read_token)
+            found = with_retries(self._read_token)
         except OSError as error:
             raise ConfigError(f"cannot read the job token {self._token}: {error.strerror}") from None
+        if len(found) < TOKEN_MIN or not (found.isascii() and found.isprintable()):
+            raise ConfigError(
+                f"the job token {self._token} is torn: it has {len(found)} characters, and must have {TOKEN_MIN} or "
+                "more, all printable; remove it while the job does not run, and the next start makes another"
+            )
+        return found
 
     def _make_token(self) -> None:
         """Write the token file unless it is there. Readers never see a part of it: it gets its name when it is
@@ -132,9 +141,12 @@ class RunDirectory:
         handle = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "w") as file:
-                file.write(secrets.token_hex(16))
+                file.write(secrets.token_hex(TOKEN_MIN))
+                file.flush()
+                os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
                 os.link(scratch, self._token)
+            sync_path(self.path)
         finally:
             scratch.unlink()
 
@@ -148,7 +160,7 @@ class RunDirectory:
 
     def _read_token(self) -> str:
         failpoints.hit("token.read")
-        return self._token.read_text().strip()
+        return self._token.read_text(errors="replace").strip()
 
     def publish_coordinator(self, address: CoordinatorAddress) -> None:
         """Write the coordinator's address into coordinator.json, unless one with a higher fencing number is there."""

@@ -203,7 +203,7 @@ def test_a_node_that_does_not_fit_is_not_taken(tmp_path: Path, wrong: str, sente
             return
         async with job.serving(asked):
             if wrong == "token":
-                (job.run_dir.path / "token").write_text("another")
+                (job.run_dir.path / "token").write_text("the token of another job")
             code, text = await reported_at_end(await job.agent("--places", "1" if wrong == "places" else "2"))
             assert code == 2
             assert sentence in text

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.runtime.run_directory import RunDirectory, scratch_of
 
 
@@ -30,3 +33,12 @@ def test_a_token_that_others_can_read_is_said_with_the_fix(tmp_path: Path) -> No
     (line,) = run_dir.notices.read_text().splitlines()
     assert f"others can read the job's token {tmp_path / 'token'} (mode 0644)" in line
     assert f"chmod 600 {tmp_path / 'token'}" in line
+
+
+@pytest.mark.parametrize("left", [b"", b"\n", b"0123456789abcde", bytes(32), b"\xff" * 32])
+def test_a_torn_token_is_none(tmp_path: Path, left: bytes) -> None:
+    """An empty one would be equal to that of a caller who has none."""
+    (tmp_path / "token").write_bytes(left)
+    for create in (True, False):
+        with pytest.raises(ConfigError, match=r"token is torn: it has \d+ characters, .*; remove it"):
+            RunDirectory(tmp_path).token(create)

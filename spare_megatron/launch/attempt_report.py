@@ -17,7 +17,7 @@ from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
 from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress, Obstacles, is_failure, needs_checkpoint
 from spare_megatron.runtime.disk import with_retries
-from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json
+from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json, write_json
 
 _ELSEWHERE = re.compile(r"closed by peer|[Cc]onnection reset|Broken pipe|[Rr]emote (process|peer)|DistNetworkError")
 """Errors of torch's collectives and stores where the process at the other end is gone."""
@@ -28,9 +28,15 @@ LINES_SHOWN = 12
 def forget_last_attempt(run_dir: RunDirectory) -> None:
     """Remove the last job attempt's records, by which the job attempt that begins now would be judged if it wrote none
     itself."""
-    for path in (run_dir.summary, run_dir.status):
+    for path in (run_dir.ended, run_dir.summary, run_dir.status):
         with_retries(partial(path.unlink, missing_ok=True))
     shutil.rmtree(run_dir.errors, ignore_errors=True)
+
+
+def note_end(run_dir: RunDirectory, code: ExitCode) -> None:
+    """Note that the launcher leaves and starts no other job attempt: whoever looks at the job cannot know it from how
+    the last one ended. Raises OSError."""
+    write_json(run_dir.ended, {"code": int(code)})
 
 
 def code_of(status: int) -> ExitCode:

@@ -45,7 +45,7 @@ class OwnCheckpoints:
             if flags.ckpt_step is not None and flags.save_dir:
                 give_up(Path(flags.save_dir), flags.ckpt_step)
             accepted = with_retries(self.run_dir.accepted)
-            with_retries(lambda: write_json(self._file, {"job": self.job, "accepted": accepted}, durable=True))
+            with_retries(lambda: write_json(self.run_dir.began, {"job": self.job, "accepted": accepted}, durable=True))
         return self.newest_step(flags.save_dir)
 
     def publish(self, flags: LauncherFlags, reported: Callable[[str], None]) -> None:
@@ -71,12 +71,8 @@ class OwnCheckpoints:
         directory = Path(accepted)
         return step_of(directory) if directory.parent.parent.resolve() == Path(save).resolve() else None
 
-    @property
-    def _file(self) -> Path:
-        return self.run_dir.path / "began.json"
-
     def _before(self) -> str | None:
-        kept = with_retries(lambda: read_json(self._file)) or {}
+        kept = with_retries(lambda: read_json(self.run_dir.began)) or {}
         return str(kept["accepted"]) if kept.get("job") == self.job else None
 
 

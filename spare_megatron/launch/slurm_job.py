@@ -11,6 +11,7 @@ out of the job. Then the batch script cannot end the job after the job attempt, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from dataclasses import replace
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane.channel import security_of
-from spare_megatron.launch.attempt_report import ended_attempt, forget_last_attempt
+from spare_megatron.launch.attempt_report import ended_attempt, forget_last_attempt, note_end
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.lent_nodes import LentNodes, NodeNeeds
 from spare_megatron.launch.node_facts import paths_of
@@ -121,7 +122,10 @@ class SlurmJob:
         self._announce(f"the job leaves with exit code {int(code)}")
         if decision.then is Then.QUEUE_AGAIN:
             queue_again(self._launch, self._announce)
-        elif code is ExitCode.FINISHED:
+            return code
+        with contextlib.suppress(OSError):  # for those who look on
+            note_end(self._dir, code)
+        if code is ExitCode.FINISHED:
             end_array(self._launch.allocation)
         return code
 
@@ -213,5 +217,7 @@ def end_without_batch_script(launch: SlurmLaunch, index: int, code: ExitCode, no
     if decision.then is Then.QUEUE_AGAIN:
         queue_again(launch, announce)
         return
+    with contextlib.suppress(OSError):
+        note_end(launch.run_dir, decision.code or code)
     end_array(launch.allocation)
     ask("scancel", launch.allocation.job)

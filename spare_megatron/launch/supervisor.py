@@ -15,8 +15,9 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode
-from spare_megatron.launch.attempt_report import ended_attempt, forget_last_attempt
+from spare_megatron.launch.attempt_report import ended_attempt, forget_last_attempt, note_end
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
@@ -61,16 +62,21 @@ class Supervisor:
         shutil.rmtree(self._dir.injected, ignore_errors=True)
         shutil.rmtree(self._dir.standbys, ignore_errors=True)
         on_stop_signals(self._signal)
-        tasks = [asyncio.ensure_future(make()) for make in beside]
+        tasks, code = [asyncio.ensure_future(make()) for make in beside], ExitCode.FAILED
         try:
             with only_job(self._launch.flags.save_dir, self._dir, self._announce), Processes() as processes:
                 async with PreloadedRanks(self._launch, processes, self._announce) as preloaded:
-                    return await self._job_attempts(processes, preloaded)
+                    code = await self._job_attempts(processes, preloaded)
+            return code
+        except ConfigError:
+            code = ExitCode.BAD_INPUT
+            raise
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._side.write(self._dir.processes.name, lambda: publish_processes(self._dir.processes, None, ()))
+            self._side.write(self._dir.ended.name, lambda: note_end(self._dir, code))
             await self._settle()
             self._dir.sweep()
             lock.release()

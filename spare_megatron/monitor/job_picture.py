@@ -66,6 +66,8 @@ class JobPicture:
         """job.json; the defaults before it is there."""
         self.lines_left_out = 0
         """How many lines of metrics.jsonl an older version wrote."""
+        self.has_launcher = self.has_left = False
+        """Whether a launcher has started the job, and whether it has left and starts no other job attempt."""
         self._book = WallTimeBook(self.history)
 
     def take(self, records: Iterable[Record], lines: Iterable[Mapping[str, Any]]) -> None:
@@ -79,9 +81,11 @@ class JobPicture:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended and the launcher does not start it again by itself."""
-        job_attempts = self.history.job_attempts
-        return bool(job_attempts) and job_attempts[-1].ended_s is not None and not follows_at_once(job_attempts[-1])
+        """Whether the job has ended and no launcher starts it again by itself."""
+        if not self.history.job_attempts or self.has_left:
+            return self.has_left
+        job_attempt = self.history.job_attempt
+        return job_attempt.ended_s is not None and not (self.has_launcher and follows_at_once(job_attempt))
 
     def quiet_s(self, now_unix_s: float) -> float:
         """For how long the status of a job that goes on has been the same, in seconds."""

@@ -80,6 +80,8 @@ class RunFiles:
             self._note_age(status)
             self._picture.status = {**status, "waiting": waiting_counts(self._dir)}
         self._picture.job = self._job() or self._picture.job
+        # began.json is a launcher's, and ended.json is there from its end until it begins another job attempt
+        self._picture.has_launcher, self._picture.has_left = self._dir.began.exists(), self._dir.ended.exists()
         return self._picture
 
     def now_s(self) -> float:

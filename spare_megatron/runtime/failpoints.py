@@ -116,6 +116,7 @@ REPLACED = (
     "clock.json",
     "accepted-N.json",
     "began.json",
+    "ended.json",
     "job.json",
     "snapshot-N.json",
     "status.json",

@@ -173,6 +173,7 @@ _FILES: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "accepted.json": ({"directory": text}, {}),
     "accepted-N.json": ({"directory": text}, {}),
     "began.json": ({"job": text, "accepted": text}, {}),
+    "ended.json": ({"code": whole}, {}),
     "clock.json": ({"boot": text, "boot_unix_s": number}, {}),
 }
 _LEADER: tuple[Mapping[str, Check], Mapping[str, Check]] = ({"incarnation": whole, "address": text}, {})

@@ -62,6 +62,8 @@ class RunDirectory:
         self.timeline = self.path / "timeline.pftrace"
         self.processes = self.path / "processes.json"
         self.launcher = self.path / "launcher.json"
+        self.began = self.path / "began.json"
+        self.ended = self.path / "ended.json"
         self.logs = self.path / "logs"
         self.errors = self.path / "errors"
         self.injected = self.path / "injected"

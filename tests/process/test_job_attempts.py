@@ -132,6 +132,7 @@ def test_groups_that_are_killed_are_no_error_of_the_user(tmp_path: Path) -> None
     job.wait_for_step(3)
     job.kill(job.pid(0, 1), job.pid(1, 1))
     job.finish(code=3)
+    assert json.loads((job.run_dir / "ended.json").read_text()) == {"code": 3}
     reported = (tmp_path / "launch.out").read_text()
     assert "there is no good checkpoint" in reported
     assert "error of its own" not in reported

@@ -25,6 +25,7 @@ OF_A_JOB = {
     *(
         "accepted-N.json",
         "began.json",
+        "ended.json",
         "clock.json",
         "coordinator.err",
         "coordinator.json",

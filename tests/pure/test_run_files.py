@@ -16,10 +16,13 @@ import pytest
 from spare_megatron.cli import report, status
 from spare_megatron.cli.status_screen import StatusChanges, screen
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator import journal_parts
 from spare_megatron.coordinator.journal import acted_on, read
+from spare_megatron.launch.attempt_report import forget_last_attempt, note_end
 from spare_megatron.monitor.html_report import report_html, write_report
 from spare_megatron.monitor.observed_choice import observed_choice
+from spare_megatron.monitor.page.run_drawing import RunDrawing
 from spare_megatron.monitor.report_plots import MARKS_MAX, POINTS_MAX, step_plots
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.protocol.messages import Vote
@@ -370,6 +373,30 @@ def test_the_watching_ends_with_the_job(run: Written) -> None:
     run.job.leave(1.0)
     run.go_on()
     assert RunFiles(run.dir).look().is_over
+
+
+def test_a_wipe_out_is_the_end_once_no_launcher_can_start_the_job_again(run: Written) -> None:
+    run.job.lose(*run.job.state.live)
+    run.go_on()
+    files = RunFiles(run.dir)
+    assert files.look().is_over, "of ranks that torchrun has started nobody starts the job again"
+    write_json(run.dir.began, {"job": "j", "accepted": ""})
+    assert not files.look().is_over
+    note_end(run.dir, ExitCode.NO_CHECKPOINT)
+    assert files.look().is_over
+    forget_last_attempt(run.dir)
+    assert not files.look().is_over
+
+
+def test_a_launcher_that_has_left_is_the_end_whatever_the_journal_says(run: Written) -> None:
+    """Such as after a second signal."""
+    files = RunFiles(run.dir)
+    assert not files.look().is_over
+    note_end(run.dir, ExitCode.FAILED)
+    picture = files.look()
+    assert picture.is_over
+    head = RunDrawing().frame(picture, 2000.0).head
+    assert (head["phase"], head["tone"]) == ("failed", "bad")
 
 
 def test_a_run_directory_without_a_status_is_named(run: Written, capsys: pytest.CaptureFixture[str]) -> None:

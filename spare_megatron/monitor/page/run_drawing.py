@@ -139,7 +139,9 @@ def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[s
         quiet = f"{whole_s:g} s" if whole_s < 60 else duration(whole_s)
         lines.insert(0, f"the coordinator has written nothing new for {quiet}")
     phase = job_attempt.outcome or ("starting" if job_attempt.begun_s is None else "training")
-    tone = "bad" if job_attempt.outcome in ("wipe-out", "failed") else "warn" if quiet_s > QUIET_S else "good"
+    if picture.is_over:
+        phase = job_attempt.outcome or "failed"
+    tone = "bad" if phase in ("wipe-out", "failed") else "warn" if quiet_s > QUIET_S else "good"
     threatened = status.get("hosts_least") == 1 < len(job_attempt.spec.offsets)
     if phase == "training" and (threatened or short_shards(status.get("state_copies"))):
         tone = "warn"

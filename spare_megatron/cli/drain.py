@@ -26,6 +26,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import call_once, open_channel, security_of
+from spare_megatron.monitor.group_numbers import numbered_groups
 from spare_megatron.runtime.run_directory import RunDirectory, glance
 
 EXAMPLE = """examples:
@@ -34,6 +35,8 @@ EXAMPLE = """examples:
   spare-drain runs/first --group 2 --undo"""
 CALL_S = 5.0
 LOOK_S = 0.2
+GONE_S = 120.0
+"""How long status.json may stay the same before nobody waits any more: the groups of such a job leave by then."""
 REASON_MAX = 200
 """Characters of a reason: it goes into lines of the output."""
 GROUPS_MAX = 1 << 20
@@ -89,10 +92,18 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> pb.Dra
 def departures(run_dir: RunDirectory, groups: Sequence[int], epoch: int) -> Iterator[tuple[int, int | None]]:
     """(group, the step that was committed last) as they leave; no step for those that the end of the job, or the
     taking back of the request, finds there. status.json is written a while after what it tells of: one of before
-    ``epoch``, that of the answer to the request, tells nothing."""
+    ``epoch``, that of the answer to the request, tells nothing. Raises ConfigError where nobody writes it any more."""
     there, before = set(groups), dict[int, int | None]()
+    seen, since_s = None, time.monotonic()
     while there:
         status = glance(run_dir.status)
+        if status != seen:
+            seen, since_s = status, time.monotonic()
+        elif time.monotonic() - since_s > GONE_S:
+            raise ConfigError(
+                f"the coordinator of {run_dir.path} has written no status for {GONE_S:g} s, so it is not known whether "
+                f"{numbered_groups(there)} left; look at spare-status whether the job still runs"
+            )
         if status is not None and status["epoch"] >= epoch:
             over = status["phase"] != "running"
             for group in sorted(there):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.monitor.job_texts import left_out_text, wall_time_line
 from spare_megatron.monitor.run_files import RunFiles, file_age_s
-from spare_megatron.monitor.status_texts import status_text
+from spare_megatron.monitor.status_texts import quiet_text, status_text
 from spare_megatron.monitor.waiting_counts import waiting_counts
 from spare_megatron.monitor.wall_time import WallTime
 from spare_megatron.runtime.disk import words
-from spare_megatron.runtime.run_directory import RunDirectory, read_json
+from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json
 
 EXAMPLE = "example: spare-status runs/first --json"
 
@@ -71,7 +71,7 @@ def readable_status(run_dir: RunDirectory) -> tuple[dict[str, Any], str]:
     """:func:`status_of`, and its text; ConfigError too where a file is not one that a coordinator has written."""
     try:
         status = status_of(run_dir)
-        return status, status_text(status)
+        return status, "\n".join([status_text(status), *_whether_it_runs(run_dir, status)])
     except ConfigError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
@@ -80,6 +80,17 @@ def readable_status(run_dir: RunDirectory) -> tuple[dict[str, Any], str]:
             f"{run_dir.path} cannot be shown: status.json or summary.json is damaged ({type(error).__name__}: "
             f"{reason}); a running job writes status.json anew, else look at journal.jsonl and metrics.jsonl"
         ) from error
+
+
+def _whether_it_runs(run_dir: RunDirectory, status: dict[str, Any]) -> Iterator[str]:
+    """What is said of a status that tells of a job that goes on, where nobody writes it any more."""
+    if status["phase"] == "stopped":
+        return
+    ended = glance(run_dir.ended)
+    if ended is not None:
+        yield f"all of this was so at the end: the launcher has left with exit code {ended['code']}"
+    elif text := quiet_text(status["age_s"]):
+        yield text
 
 
 def rounded(wall_time: WallTime) -> dict[str, float]:

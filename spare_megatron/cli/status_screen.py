@@ -27,7 +27,7 @@ from spare_megatron.monitor.job_texts import (
 )
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.monitor.speed_texts import speed_lines
-from spare_megatron.monitor.status_texts import head_lines, learners, loads, outlook, places, standbys
+from spare_megatron.monitor.status_texts import head_lines, learners, loads, outlook, places, quiet_text, standbys
 from spare_megatron.monitor.wall_time import PARTS
 
 EVERY_S = 1.0
@@ -50,7 +50,7 @@ def follow(files: RunFiles, picture: JobPicture) -> None:
     """Print the changes until the job is over."""
     changes = StatusChanges()
     for found in looks(files, picture):
-        for line in [str(found)] if isinstance(found, ConfigError) else changes.lines(found):
+        for line in [str(found)] if isinstance(found, ConfigError) else changes.lines(found, files.now_s()):
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
@@ -62,9 +62,11 @@ class StatusChanges:
         self._head = ""
         self._listed = 0
         """Number of events that were reported."""
+        self._quiet = False
 
-    def lines(self, picture: JobPicture) -> Iterator[str]:
-        """Events, each once; the status where it shows something new; at the end where the time went."""
+    def lines(self, picture: JobPicture, now_unix_s: float) -> Iterator[str]:
+        """Events, each once; the status where it shows something new; that the coordinator writes nothing, and that it
+        does again; at the end where the time went. ``now_unix_s``: seconds since 1970."""
         listed = happenings(picture)
         for one in listed[self._listed :]:
             yield f"{_time_of_day(one.time_s)} {one.text}"
@@ -74,6 +76,10 @@ class StatusChanges:
         if head != self._head:
             yield f"{_time_of_day(status['time_unix_s'])} {head}"
         self._head = head
+        quiet = quiet_text(picture.quiet_s(now_unix_s))
+        if bool(quiet) != self._quiet:
+            self._quiet = bool(quiet)
+            yield f"{_time_of_day(now_unix_s)} {quiet or 'the coordinator writes again'}"
         if picture.is_over:
             yield from (
                 text for text in (wall_time_line(picture.wall_time()), left_out_text(picture.lines_left_out)) if text
@@ -85,8 +91,6 @@ def _time_of_day(time_unix_s: float) -> str:
 
 
 HAPPENINGS_SHOWN = 8
-QUIET_S = 10.0
-"""A coordinator that has not written its status for longer is remarkable."""
 
 
 def watch(files: RunFiles) -> None:
@@ -108,10 +112,8 @@ def watch(files: RunFiles) -> None:
 def screen(picture: JobPicture, now_unix_s: float) -> RenderableType:
     """All that is shown; ``now_unix_s``: seconds since 1970."""
     lines = list(_status_lines(picture.status)) if picture.status else ["no step has begun yet"]
-    quiet_s = picture.quiet_s(now_unix_s)
-    if quiet_s > QUIET_S:
-        lines.append(f"the coordinator has written nothing for {duration(quiet_s)}")
-    lines += [text for text in (left_out_text(picture.lines_left_out),) if text]
+    said = quiet_text(picture.quiet_s(now_unix_s)), left_out_text(picture.lines_left_out)
+    lines += [text for text in said if text]
     shown: list[RenderableType] = [Text(line) for line in lines]
     wall_time = picture.wall_time()
     head = effective_text(wall_time)

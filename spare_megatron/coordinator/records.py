@@ -199,12 +199,11 @@ class Records:
 
     def write_status(self, state: State, watched: Callable[[], Mapping[str, Any]] = dict, force: bool = False) -> None:
         """Replace status.json: at once where it is about more than the next step; for steps, and for ``watched``, which
-        changes all the time, now and then."""
+        changes all the time, now and then, so that it is known that this process is there."""
         now_s, (known, line) = round(self._clock(), 3), self._status_of
         if not force and known is not None and _reported_at_once(state) == _reported_at_once(known):
-            trains = state.phase in ("running", "ending")
             changed = state is not known or self._last_line is not line
-            if not (trains or changed) or 0 <= now_s - self._status_s < self._pause_s:
+            if (state.stopped and not changed) or 0 <= now_s - self._status_s < self._pause_s:
                 return
         self._status_of, self._status_s, began_s = (state, self._last_line), now_s, time.thread_time()
         status = {

@@ -14,6 +14,8 @@ from spare_megatron.monitor.speed_texts import speed_lines
 from spare_megatron.monitor.waiting_counts import waiting_text
 
 SHARDS_SHOWN = 8
+QUIET_S = 10.0
+"""A coordinator that goes on writes its status at least so often (coordinator.records)."""
 SILENT_S = 2.0
 """Members that were not received for longer are named."""
 
@@ -31,9 +33,19 @@ def figures_line(status: Mapping[str, Any]) -> str:
 
 def head_lines(status: Mapping[str, Any]) -> Iterator[str]:
     """How far the job is, and its figures."""
+    if status["phase"] == "closed":
+        yield "closed: no group has come yet"
+        return
     yield f"{status['phase']}: step {status['step']} of {status['last_step']}, epoch {status['epoch']}"
-    if status["phase"] != "closed":
-        yield figures_line(status)
+    yield figures_line(status)
+
+
+def quiet_text(quiet_s: float) -> str:
+    """What is said of a job whose coordinator should go on, and has not written its status for ``quiet_s``; empty where
+    that is not remarkable."""
+    if quiet_s <= QUIET_S:
+        return ""
+    return f"the coordinator has written nothing for {duration(quiet_s)}: look whether the job's launcher still runs"
 
 
 def status_text(status: Mapping[str, Any]) -> str:

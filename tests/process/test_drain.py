@@ -11,6 +11,7 @@ from spare_megatron.checkpoint.folder import last_good, step_of
 from spare_megatron.cli import drain as drain_command
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.runtime.failpoints import VARIABLE
 from spare_megatron.runtime.run_directory import RunDirectory
@@ -76,6 +77,14 @@ def test_a_status_of_before_the_request_says_nothing(
     monkeypatch.setattr(drain_command, "glance", lambda path: next(left))
     monkeypatch.setattr(drain_command, "LOOK_S", 0.0)
     assert list(drain_command.departures(RunDirectory("unread"), [2], 3)) == [(2, reported)]
+
+
+def test_nobody_waits_for_a_group_of_a_job_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_command, "glance", lambda path: {"epoch": 3, "phase": "running", "live": {"2": 0}})
+    monkeypatch.setattr(drain_command, "LOOK_S", 0.01)
+    monkeypatch.setattr(drain_command, "GONE_S", 0.05)
+    with pytest.raises(ConfigError, match=r"written no status for 0.05 s, so it is not known whether group 2 left"):
+        list(drain_command.departures(RunDirectory("unread"), [2], 4))
 
 
 def test_a_group_leaves_without_a_patch_stays_away_and_is_let_back(tmp_path: Path, drain: Drain) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -341,7 +342,7 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     assert "group 1 (takes the state of step 3) is brought up to date" in text
     assert "some shard has one live host, whose loss would be a wipe-out" in text
     assert "last good checkpoint: step 2, next save: step 4" in text
-    assert "the coordinator has written nothing for 30.00 s" in text
+    assert "the coordinator has written nothing for 30.00 s: look whether" in text
     assert "effective training time" in text
     assert "group 1 exited" in text
     assert not files.look().is_over
@@ -351,22 +352,47 @@ def test_without_a_terminal_each_change_is_a_line(run: Written) -> None:
     """The status once it differs, each event once, and at the end where the time went."""
     files, changes = RunFiles(run.dir), StatusChanges()
     write_json(run.dir.status, STATUS)
-    first = list(changes.lines(files.look()))
+    first = list(changes.lines(files.look(), files.now_s()))
     assert [line[9:] for line in first] == [
         "job attempt 1 begins: 4 groups, steps 1 to 99",
         "group 1 exited",
         "running: step 3 of 99, epoch 2, loss 2.0000, 3/4 groups live, load 4, 1 failure masked",
     ]
-    assert list(changes.lines(files.look())) == []
+    assert list(changes.lines(files.look(), files.now_s())) == []
     write_json(run.dir.status, {**STATUS, "time_unix_s": 1031.0, "next_save": 8})
-    assert list(changes.lines(files.look())) == []
+    assert list(changes.lines(files.look(), files.now_s())) == []
     write_json(run.dir.status, {**STATUS, "step": 4})
-    assert [line[9:28] for line in changes.lines(files.look())] == ["running: step 4 of "]
+    assert [line[9:28] for line in changes.lines(files.look(), files.now_s())] == ["running: step 4 of "]
     run.job.leave(1.0)
     run.go_on()
-    last = list(changes.lines(files.look()))
+    last = list(changes.lines(files.look(), files.now_s()))
     assert last[0][9:].startswith("job attempt 1 ends, left")
     assert last[-1].startswith("effective training time")
+
+
+def test_a_job_whose_coordinator_writes_nothing_is_not_shown_as_if_it_ran(run: Written) -> None:
+    """All its processes have been killed: nothing in the directory says so but the age of the status."""
+    write_json(run.dir.status, STATUS)
+    assert "nothing for" not in status.readable_status(run.dir)[1]
+    an_hour_ago = run.dir.status.stat().st_mtime - 3600
+    os.utime(run.dir.status, (an_hour_ago, an_hour_ago))
+    said = "the coordinator has written nothing for 1:00 h: look whether the job's launcher still runs"
+    assert status.readable_status(run.dir)[1].endswith(said)
+    note_end(run.dir, ExitCode.FAILED)
+    assert status.readable_status(run.dir)[1].endswith("the launcher has left with exit code 1")
+
+
+def test_without_a_terminal_a_line_says_that_the_coordinator_writes_nothing(run: Written) -> None:
+    files, changes = RunFiles(run.dir), StatusChanges()
+    write_json(run.dir.status, STATUS)
+    list(changes.lines(files.look(), STATUS["time_unix_s"] + 8.0))
+    (line,) = changes.lines(files.look(), STATUS["time_unix_s"] + 12.0)
+    assert line[9:].startswith("the coordinator has written nothing for 12.00 s")
+    assert list(changes.lines(files.look(), STATUS["time_unix_s"] + 13.0)) == []
+    write_json(run.dir.status, {**STATUS, "time_unix_s": STATUS["time_unix_s"] + 14.0})
+    assert [one[9:] for one in changes.lines(files.look(), STATUS["time_unix_s"] + 14.5)] == [
+        "the coordinator writes again"
+    ]
 
 
 def test_the_watching_ends_with_the_job(run: Written) -> None:

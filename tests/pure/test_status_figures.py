@@ -15,6 +15,7 @@ from spare_megatron.coordinator import records
 from spare_megatron.coordinator.status_figures import live_hosts, next_save, stage_of, status_figures, watched_figures
 from spare_megatron.coordinator.watched_group import GroupStanding
 from spare_megatron.monitor.status_texts import status_text
+from spare_megatron.protocol.machine import initial_state
 from spare_megatron.protocol.messages import Hello, Ready
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.pure.scripted_job import SPEC, ScriptedJob
@@ -194,6 +195,17 @@ def test_steps_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.Monk
         clock.append(now_s)
         written.write_status(job.state, watched)
     assert asked[4:] == [1005.0], "the job attempt is over"
+
+
+def test_a_coordinator_that_waits_for_groups_writes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its status would look like that of one that is gone."""
+    monkeypatch.setattr(records.time, "thread_time", lambda: 0.0)
+    clock = [1000.0]
+    written = records.Records(RunDirectory(tmp_path), lambda: clock[-1])
+    for now_s in (1000.0, 1001.0, 1002.5):
+        clock.append(now_s)
+        written.write_status(initial_state())
+    assert json.loads((tmp_path / "status.json").read_text())["time_unix_s"] == 1002.5
 
 
 @pytest.mark.parametrize(("old_s", "believed"), [(3.0, True), (900.0, False), (0.0, False)])

@@ -22,7 +22,7 @@ from spare_megatron.monitor.job_texts import (
 )
 from spare_megatron.monitor.page.frame import Cell, Frame, StepPoint
 from spare_megatron.monitor.speed_texts import speed_lines
-from spare_megatron.monitor.status_texts import outlook, short_shards
+from spare_megatron.monitor.status_texts import QUIET_S, outlook, short_shards
 from spare_megatron.monitor.wall_time import PARTS, WallTime
 
 POINTS_MAX = 800
@@ -68,8 +68,6 @@ def _joined(first: StepPoint, second: StepPoint) -> StepPoint:
 
 
 REPORTED_MAX = 200
-QUIET_S = 10.0
-"""A status that has been the same for longer is remarkable; said in steps of so much."""
 USUAL = 0.15
 """A speed that differs by less from the median group's is shown as the same: most cells then stay as they are."""
 
@@ -135,7 +133,7 @@ def _head(picture: JobPicture, wall_time: WallTime, now_unix_s: float) -> dict[s
     job_attempt, quiet_s = history.job_attempt, picture.quiet_s(now_unix_s)
     lines = [*outlook(status), *speed_lines(status)] if status else []
     if quiet_s > QUIET_S:
-        whole_s = QUIET_S * (quiet_s // QUIET_S)
+        whole_s = QUIET_S * (quiet_s // QUIET_S)  # the page changes that often
         quiet = f"{whole_s:g} s" if whole_s < 60 else duration(whole_s)
         lines.insert(0, f"the coordinator has written nothing new for {quiet}")
     phase = job_attempt.outcome or ("starting" if job_attempt.begun_s is None else "training")

@@ -389,5 +389,5 @@ class LocalAttempt:
 
     def _publish(self) -> None:
         path = self._dir.processes
-        waiting = [(one.name, one.position, one.child.pid) for one in self._standbys.waiting]
+        waiting = [(one.name, one.position, one.child.pid, one.child.stopped) for one in self._standbys.waiting]
         self._side.write(path.name, lambda: publish_processes(path, self._coordinator, self._ranks.listed(), waiting))

@@ -159,8 +159,9 @@ ListedRank = tuple[int, int, int, int]
 """(group, position, incarnation, process id) of a rank that is alive."""
 
 
-ListedWaiting = tuple[str, int, int]
-"""(name, position, process id) of a process that waits for a place and is alive; such as 'standby-0'."""
+ListedWaiting = tuple[str, int, int, bool]
+"""(name, position, process id, whether a signal has stopped it) of a process that waits for a place and is alive; such
+as 'standby-0'."""
 
 
 def publish_processes(
@@ -174,5 +175,8 @@ def publish_processes(
     ]
     living = coordinator is not None and coordinator.alive
     pid = coordinator.pid if living and coordinator else None
-    parked = [{"name": name, "position": position, "pid": pid, "host": host} for name, position, pid in waiting]
+    parked = [
+        {"name": name, "position": position, "pid": pid, "host": host, "stopped": stopped}
+        for name, position, pid, stopped in waiting
+    ]
     write_json(path, {"coordinator": {"pid": pid}, "ranks": listed, "waiting": parked})

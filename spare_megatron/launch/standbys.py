@@ -30,6 +30,9 @@ from spare_megatron.launch.standby_book import StandbyBook, first_choice
 from spare_megatron.runtime.disk import words
 from spare_megatron.runtime.run_directory import RunDirectory
 
+STOPPED_S = 1.0
+"""Time between two looks whether a signal has stopped a process that waits."""
+
 
 @dataclass
 class _Standby:
@@ -74,8 +77,11 @@ class Standbys:
 
     def begin(self) -> None:
         """Start a standby in each free slot."""
-        for slot in self._book.free:
+        slots = self._book.free
+        for slot in slots:
             self._start(slot)
+        if slots:
+            self._job.beside(self._watch())
 
     @property
     def waiting(self) -> list[WaitingProcess]:
@@ -133,6 +139,17 @@ class Standbys:
     async def _refill(self, slot: int, why: str) -> None:
         if await self._refills.granted(slot, "a standby", why, lambda: self._job.fault(slot)):
             self._start(slot)
+
+    async def _watch(self) -> None:
+        """Have the list of processes written anew when a signal has stopped one that waits, or lets it go on: nobody
+        tells a parent, and one that is stopped gets no place."""
+        before: set[int] = set()
+        while True:
+            stopped = {one.child.pid for one in self.waiting if one.child.stopped}
+            if stopped != before:
+                before = stopped
+                self._job.changed()
+            await asyncio.sleep(STOPPED_S)
 
     def _start(self, slot: int) -> None:
         number, spent = next(self._memory.numbers), ""

@@ -148,7 +148,7 @@ _RANK = with_names({}, {"group": whole, "position": whole, "incarnation": whole,
 
 
 def _waiting(value: Any) -> bool:
-    named = with_names({"name": text, "pid": whole})(value)
+    named = with_names({"name": text, "pid": whole}, {"stopped": truth})(value)
     return named and re.fullmatch(r"standby-\d{1,9}", value["name"], re.ASCII) is not None
 
 

@@ -99,6 +99,10 @@ def test_two_groups_at_once_and_a_standby_that_dies(tmp_path: Path, failure_free
     job.kill(waiting(job)["standby-1"][0])
     wait_for(job, "standby-2")
     assert status_line(job) == "2 standbys wait for a place"
+    job.kill(waiting(job)["standby-2"][0], number=signal.SIGSTOP)
+    job.wait_for("the list", lambda: status_line(job) == "1 standby waits for a place, 1 is stopped by a signal")
+    job.kill(waiting(job)["standby-2"][0], number=signal.SIGCONT)
+    job.wait_for("the list", lambda: status_line(job) == "2 standbys wait for a place")
     job.kill(*job.pids(1), *job.pids(2))
     job.wait_for("both places", lambda: len(reported(job, "the place of group")) >= 2)
     check_same(leave_whole(job, GROUPS, (1, 2), (2, 1)), failure_free_of_three)

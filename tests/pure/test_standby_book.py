@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from spare_megatron.config.place import PLACE_FILE, Place
 from spare_megatron.control_plane.exit_report import exit_reported, read_exit_reports
+from spare_megatron.launch.processes import publish_processes
 from spare_megatron.launch.standby_book import StandbyBook, first_choice
-from spare_megatron.monitor.waiting_counts import waiting_text
-from spare_megatron.runtime.run_directory import RunDirectory, write_json
+from spare_megatron.monitor.waiting_counts import waiting_counts, waiting_text
+from spare_megatron.runtime.run_directory import RunDirectory, waits_file, write_json
 from spare_megatron.runtime.stop_signals import STOP_SIGNALS
 from spare_megatron.worker.waiting import wait_for_place
 
@@ -90,7 +91,20 @@ def test_no_slot_has_two(groups: int, standbys: int, course: list[tuple[int, int
         ({}, ""),
         ({"standby": 1}, "1 standby waits for a place"),
         ({"standby": 2, "standby starts": 1}, "2 standbys wait for a place, 1 more starts"),
+        ({"standby stopped": 1}, "0 standbys wait for a place, 1 is stopped by a signal"),
     ],
 )
 def test_what_is_said_of_who_waits(counts: dict[str, int], expected: str) -> None:
     assert waiting_text(counts) == expected
+
+
+def test_a_standby_with_a_process_that_is_stopped_does_not_wait(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path)
+    listed = [
+        (f"standby-{n}", position, 10 * n + position, (n, position) == (1, 0)) for n in (0, 1) for position in (0, 1)
+    ]
+    publish_processes(run_dir.processes, None, (), listed)
+    run_dir.standbys.mkdir()
+    for pid in (0, 1, 10):
+        waits_file(run_dir.place_file(f"standby-{pid // 10}"), pid).touch()
+    assert waiting_counts(run_dir) == {"standby": 1, "standby stopped": 1}

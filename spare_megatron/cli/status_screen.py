@@ -48,9 +48,14 @@ def looks(files: RunFiles, picture: JobPicture) -> Iterator[JobPicture | ConfigE
 
 def follow(files: RunFiles, picture: JobPicture) -> None:
     """Print the changes until the job is over."""
-    changes = StatusChanges()
+    changes, trouble = StatusChanges(), ""
     for found in looks(files, picture):
-        for line in [str(found)] if isinstance(found, ConfigError) else changes.lines(found, files.now_s()):
+        before, trouble = trouble, str(found) if isinstance(found, ConfigError) else ""
+        if isinstance(found, ConfigError):
+            lines: Iterable[str] = [trouble] if trouble != before else ()
+        else:
+            lines = changes.lines(found, files.now_s())
+        for line in lines:
             sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 

@@ -38,6 +38,13 @@ class RunFiles:
     def __init__(self, run_dir: RunDirectory) -> None:
         """Raises ConfigError where the directory is none of a job."""
         self._dir = run_dir
+        self._check()
+        self._status_seen: tuple[Mapping[str, Any], float] = ({}, 0.0)
+        """The newest status, and when it was written, by this process's clock."""
+        self._begin()
+
+    def _check(self) -> None:
+        run_dir = self._dir
         try:
             there = run_dir.path.is_dir()
             known = there and (run_dir.journal.exists() or run_dir.status.exists())
@@ -50,9 +57,6 @@ class RunFiles:
                 f"{run_dir.path} has no status.json and no journal.jsonl; give the --run-dir of a job that has been "
                 "started"
             )
-        self._status_seen: tuple[Mapping[str, Any], float] = ({}, 0.0)
-        """The newest status, and when it was written, by this process's clock."""
-        self._begin()
 
     def _begin(self) -> None:
         self._picture, self._place = JobPicture(), BEGIN
@@ -62,8 +66,10 @@ class RunFiles:
         """The picture, with all that is in the files now; the same object each time, unless the journal is another.
 
         Raises:
-            ConfigError: a file cannot be read, is damaged, or was written by another version.
+            ConfigError: a file cannot be read, is damaged, or was written by another version; or the directory is none
+                of a job any more.
         """
+        self._check()
         try:
             with readable(self._dir):
                 try:

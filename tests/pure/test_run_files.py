@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from spare_megatron.cli import report, status
+from spare_megatron.cli import report, status, status_screen
 from spare_megatron.cli.status_screen import StatusChanges, screen
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -23,6 +23,7 @@ from spare_megatron.coordinator.journal import acted_on, read
 from spare_megatron.launch.attempt_report import forget_last_attempt, note_end
 from spare_megatron.monitor.html_report import report_html, write_report
 from spare_megatron.monitor.observed_choice import observed_choice
+from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.page.run_drawing import RunDrawing
 from spare_megatron.monitor.report_plots import MARKS_MAX, POINTS_MAX, step_plots
 from spare_megatron.monitor.run_files import RunFiles
@@ -172,6 +173,32 @@ def test_a_directory_that_cannot_be_read_is_one_sentence(run: Written, what: str
         RunFiles(run.dir).look()
     assert re.search(reported, str(error.value)), error.value
     assert "\n" not in str(error.value)
+
+
+def test_a_directory_that_is_removed_while_it_is_looked_at_is_no_job_that_starts(run: Written) -> None:
+    page, away = FollowedRun(0, "run", run.dir), run.dir.path.with_name("taken away")
+    page.look()
+    assert not page.trouble
+    run.dir.path.rename(away)
+    seen = page.look()
+    assert seen is not None
+    assert seen.head["lines"] == (page.trouble,)
+    assert page.trouble.startswith("there is no directory")
+    away.rename(run.dir.path)
+    page.look()
+    assert not page.trouble
+
+
+def test_trouble_that_lasts_is_one_line(
+    run: Written, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = RunFiles(run.dir)
+    found = [files.look(), ConfigError("it is gone"), ConfigError("it is gone"), ConfigError("it cannot be read")]
+    monkeypatch.setattr(status_screen, "looks", lambda files, picture: iter(found))
+    status_screen.follow(files, files.look())
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == ["it is gone", "it cannot be read"]
+    assert said.count("it is gone") == 1
 
 
 def test_lines_of_an_older_version_are_left_out_and_said_once(run: Written) -> None:

@@ -52,6 +52,14 @@ def serve_in_turn(options: Options, index: int, lease_s: float) -> ExitCode:
             f"job attempt "
             "the same for all candidates"
         )
+    lock = options.run_dir.lock("coordinator", "a candidate of a Slurm job", shared=True)
+    try:
+        return _serve_terms(options, index, lease_s)
+    finally:
+        lock.release()
+
+
+def _serve_terms(options: Options, index: int, lease_s: float) -> ExitCode:
     turn = index
     while True:
         ignore_stop_signals()  # the holder of the lease gets them too, and saves

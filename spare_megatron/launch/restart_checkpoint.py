@@ -63,6 +63,10 @@ class OwnCheckpoints:
         except (OSError, json.JSONDecodeError) as error:
             reported(f"the checkpoint that was accepted last cannot get its name: {error}")
 
+    def has_begun(self) -> bool:
+        """Whether the job is the last one that has begun in the run directory."""
+        return self._before() is not None
+
     def newest_step(self, save: str) -> int | None:
         """The step of the newest one in a ``--save`` directory; None where there is none."""
         accepted = with_retries(self.run_dir.accepted)

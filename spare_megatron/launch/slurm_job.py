@@ -24,6 +24,7 @@ from spare_megatron.launch.attempt_report import ended_attempt, forget_last_atte
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.lent_nodes import LentNodes, NodeNeeds
 from spare_megatron.launch.node_facts import paths_of
+from spare_megatron.launch.only_run import no_other_kind, no_other_slurm_job
 from spare_megatron.launch.processes import Processes
 from spare_megatron.launch.restart_policy import (
     EndedAttempt,
@@ -77,6 +78,8 @@ class SlurmJob:
         lends = LEND_STEP in await asyncio.to_thread(step_names, launch.allocation.job)
         if lends:
             raise ConfigError("this Slurm job lends its nodes to another job; train in a Slurm job of its own")
+        await no_other_kind(self._dir, "spare-slurm", shared=True)
+        await no_other_slurm_job(own_checkpoints(launch), launch.lease_s)
         security = security_of(self._dir, launch.tls_dir, create=True)
         with only_job(launch.flags.save_dir, self._dir, self._announce), Processes() as processes:
             async with LentNodes(self._dir, security, launch.listen, _needs(launch), self._announce) as lent:

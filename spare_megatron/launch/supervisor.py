@@ -21,6 +21,7 @@ from spare_megatron.launch.attempt_report import ended_attempt, forget_last_atte
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.job_attempt import LocalAttempt
 from spare_megatron.launch.local_job import Launch
+from spare_megatron.launch.only_run import no_other_kind
 from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
@@ -59,6 +60,7 @@ class Supervisor:
         """
         self._dir.create()
         lock = self._dir.lock("launch", "spare-launch")
+        await no_other_kind(self._dir, "spare-launch", shared=False)
         shutil.rmtree(self._dir.injected, ignore_errors=True)
         shutil.rmtree(self._dir.standbys, ignore_errors=True)
         on_stop_signals(self._signal)

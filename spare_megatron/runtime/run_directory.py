@@ -111,9 +111,10 @@ class RunDirectory:
         """The output of a rank of a standby, also after it has got a place."""
         return self.logs / name / f"rank-{position}.log"
 
-    def lock(self, name: str, owner: str) -> Lock:
-        """Hold ``name`` until the process ends; raises ConfigError where another process holds it."""
-        return Lock(self.path / f"{name}.lock", self.path, owner)
+    def lock(self, name: str, owner: str, *, shared: bool = False, signed: bool = True) -> Lock:
+        """Hold ``name`` until the process ends, for itself or together with others that share it; raises ConfigError
+        where another process holds it otherwise. ``signed``: whoever cannot have it is told that it is ``owner``."""
+        return Lock(self.path / f"{name}.lock", self.path, owner if signed else "", shared)
 
     def token(self, create: bool = False) -> str:
         """The secret that every call carries, from a file that only its owner can read. Waits for a disk that fails for
@@ -310,22 +311,25 @@ def of_keys(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Lock:
-    """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
+    """A lock on a file, held until :meth:`release` or the end of the process."""
 
-    def __init__(self, path: Path, run_dir: Path, owner: str) -> None:
+    def __init__(self, path: Path, run_dir: Path, owner: str, shared: bool = False) -> None:
         try:
             self._file = path.open("a+")
         except OSError as error:
             raise ConfigError(f"cannot write in the run directory {run_dir}: {error.strerror}") from None
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except OSError as error:
+            if shared and not isinstance(error, BlockingIOError):
+                return  # there are no locks here, as on some file systems of clusters
             holder = holder_of(self._file) or "another process"
             self._file.close()
             raise ConfigError(
                 f"the run directory {run_dir} is in use by {holder}; end that job or give another directory"
             ) from None
-        sign(self._file, owner)
+        if owner:
+            sign(self._file, owner)
 
     def release(self) -> None:
         """Release the lock, so that another process can take it."""

@@ -23,6 +23,7 @@ from tests.slurm.jobs import (
     OWN,
     PIECES,
     QUICK,
+    ROOT,
     STEPS,
     TOY,
     SlurmJob,
@@ -114,7 +115,7 @@ def test_nodes_of_ranks_of_the_coordinator_and_of_the_batch_script_die(cluster: 
 def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_queue_the_job_again(
     cluster: Cluster, tmp_path: Path, failure_free: str
 ) -> None:
-    """One job of four job attempts."""
+    """One job of four job attempts; its script is queued a second time meanwhile."""
     job = one_rank_a_node(cluster, tmp_path, "--restart-after", "1")
     job.until_step(4)
     os.kill(job.ranks()[1], signal.SIGKILL)
@@ -122,6 +123,12 @@ def test_a_planned_restart_stays_in_the_allocation_and_sigterm_and_preemption_qu
     assert cluster.show(job.id)["Restarts"] == "0"
     assert "the job starts again from" in job.output.read_text()
     job.until_step(job.metrics[-1]["step"] + 4)
+
+    environ, output = {"PYTHONPATH": str(ROOT)}, tmp_path / "again.out"
+    again = cluster.sbatch(tmp_path / "single.sbatch", f"--output={output}", environ=environ, cwd=ROOT)
+    job.until("the refusal of the same script", lambda: cluster.show(again)["ExitCode"] == "2:0")
+    assert "is in use by another Slurm job, whose coordinator" in output.read_text()
+    job.until_step(job.metrics[-1]["step"] + 1)
 
     cluster.call("scancel", "--signal=TERM", job.id)
     job.until("the job is queued again", lambda: cluster.show(job.id)["Restarts"] == "1")

@@ -46,7 +46,9 @@ class FailureCost:
     parts: TimeParts
     """Seconds by part (watch.wall_time). Of several failures in one step the first one has all of it."""
     back_s: Mapping[int, float]
-    """Group -> seconds until it was a member again; groups that have not come back are left out."""
+    """Group -> seconds until it was a member again in the same job attempt; groups that were not are left out."""
+    started_again: bool = False
+    """Whether another job attempt has begun since."""
 
     @property
     def total_s(self) -> float:
@@ -103,12 +105,12 @@ class JobPicture:
     def failures(self, wall_time: WallTime) -> list[FailureCost]:
         """All failures with their cost, in their order."""
         steps, job_attempts = dict(wall_time.steps), dict(wall_time.job_attempts)
-        returns_s = self._returns_s()
+        returns_s, newest = self._returns_s(), max((one.number for one in self.history.job_attempts), default=0)
         found = []
         for failure in self.history.failures:
             masked = steps.pop((failure.job_attempt, failure.step), {}) if failure.masked else {}
             parts = masked if failure.masked else job_attempts.pop(failure.job_attempt, {})
-            found.append(FailureCost(failure, parts, _back_s(failure, returns_s)))
+            found.append(FailureCost(failure, parts, _back_s(failure, returns_s), newest > failure.job_attempt))
         return found
 
     def _returns_s(self) -> Mapping[tuple[int, int], list[float]]:

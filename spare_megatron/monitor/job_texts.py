@@ -67,10 +67,8 @@ def cost_text(cost: FailureCost) -> str:
 
 def back_text(cost: FailureCost) -> str:
     """When the groups of a failure were members again."""
-    if not cost.failure.masked:
-        return "with the next job attempt"
     if not cost.back_s:
-        return "not back"
+        return "with the next job attempt" if cost.started_again else "not back"
     return ", ".join(f"group {group} after {duration(seconds)}" for group, seconds in sorted(cost.back_s.items()))
 
 
@@ -101,12 +99,6 @@ def _happenings(picture: JobPicture) -> Iterator[Happening]:
         )
         for time_s in job_attempt.coordinators_s:
             yield Happening(time_s, "coordinator", "another coordinator goes on from the journal")
-        if job_attempt.ended_s is not None:
-            yield Happening(
-                job_attempt.ended_s,
-                "end",
-                f"job attempt {job_attempt.number} ends, {job_attempt.outcome}: {job_attempt.reason}",
-            )
     for failure in history.failures:
         text = "; ".join(failure.causes) or failure.reason
         if failure.adopted:
@@ -121,3 +113,7 @@ def _happenings(picture: JobPicture) -> Iterator[Happening]:
         yield Happening(one.time_s, "return", text)
     for save in history.saves:
         yield Happening(save.time_s, "save", f"the checkpoint of step {save.step} by group {save.group} counts")
+    for job_attempt in history.job_attempts:  # behind the failure that was the end, which has the same time
+        if job_attempt.ended_s is not None:
+            text = f"job attempt {job_attempt.number} ends, {job_attempt.outcome}: {job_attempt.reason}"
+            yield Happening(job_attempt.ended_s, "end", text)

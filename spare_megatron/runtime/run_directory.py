@@ -113,7 +113,7 @@ class RunDirectory:
 
     def lock(self, name: str, owner: str, *, shared: bool = False, signed: bool = True) -> Lock:
         """Hold ``name`` until the process ends, for itself or together with others that share it; raises ConfigError
-        where another process holds it otherwise. ``signed``: whoever cannot have it is told that it is ``owner``."""
+        where another process holds it otherwise. ``signed``: the error of whoever cannot have it names ``owner``."""
         return Lock(self.path / f"{name}.lock", self.path, owner if signed else "", shared)
 
     def token(self, create: bool = False) -> str:

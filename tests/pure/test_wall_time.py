@@ -13,7 +13,7 @@ from spare_megatron.coordinator.journal import Record
 from spare_megatron.monitor.durations import duration
 from spare_megatron.monitor.job_history import Failure, JobHistory, Return
 from spare_megatron.monitor.job_picture import JobPicture
-from spare_megatron.monitor.job_texts import happenings, wall_time_line
+from spare_megatron.monitor.job_texts import back_text, happenings, wall_time_line
 from spare_megatron.monitor.wall_time import RESTART_WITHIN_S
 from spare_megatron.protocol import messages as m
 from tests.pure.scripted_job import BEGAN_S, COMPUTE_S, FAILURE_FREE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ScriptedJob
@@ -197,6 +197,8 @@ def test_a_wipe_out_costs_the_restart_and_what_it_undid() -> None:
     [cost] = picture.failures(picture.wall_time())
     assert (cost.failure.groups, cost.failure.masked) == ((0, 1), False)
     assert cost.total_s == pytest.approx(12.0 + 2 * FAILURE_FREE_S + 2.0)
+    assert back_text(cost) == "with the next job attempt"
+    assert [one.kind for one in happenings(picture)] == ["life", "failure", "end", "life"], "the end follows its cause"
 
 
 def test_the_time_until_a_user_starts_the_job_again_is_no_wall_time() -> None:
@@ -232,6 +234,22 @@ def test_a_wipe_out_that_nothing_follows_costs_the_step_in_flight() -> None:
     picture = job.picture()
     [cost] = picture.failures(picture.wall_time())
     assert (cost.failure.groups, cost.parts) == ((0, 1), {"redone": 2.0})
+    assert back_text(cost) == "not back"
+
+
+def test_a_group_that_had_not_come_back_by_the_end_comes_back_with_the_next_job_attempt() -> None:
+    job = reported()
+    job.lose(2)
+    job.step()
+    job.lose(1)
+    assert job.state.outcome == "wipe-out"
+    job.open(replace(SPEC, first_step=3), 2, begun_s=job.now_s + 9.0)
+    picture = job.picture()
+    costs = picture.failures(picture.wall_time())
+    assert [(one.failure.masked, back_text(one)) for one in costs] == [
+        (True, "with the next job attempt"),
+        (False, "with the next job attempt"),
+    ]
 
 
 def test_a_loss_that_a_vote_shows_at_a_wipe_out_is_a_failure() -> None:

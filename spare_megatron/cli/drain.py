@@ -26,6 +26,7 @@ from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import call_once, open_channel, security_of
+from spare_megatron.control_plane.tls_files import tls_fault
 from spare_megatron.monitor.group_numbers import numbered_groups
 from spare_megatron.runtime.run_directory import RunDirectory, glance
 
@@ -80,9 +81,12 @@ def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> pb.Dra
     try:
         answer = asyncio.run(call())
     except grpc.RpcError as error:
+        where = f"the coordinator of {run_dir.path} at {known.address}"
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            raise ConfigError(f"{where} refused the job token: it is that of another job") from None
+        fault = tls_fault(known.address, security.tls_dir, CALL_S)
         raise ConfigError(
-            f"the coordinator of {run_dir.path} at {known.address} does not answer ({error.code().name}); look at "
-            "spare-status whether the job still runs"
+            fault or f"{where} does not answer ({error.code().name}); look at spare-status whether the job still runs"
         ) from None
     if answer.refusal:
         raise ConfigError(answer.refusal)

@@ -87,7 +87,7 @@ class Return:
     """The step that was committed last."""
     group: int
     away_s: float
-    """Seconds since it was lost."""
+    """Seconds since it was lost, or since the job attempt began without it."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class JobHistory:
         elif changed and not commits and not isinstance(event, m.GaveBack | m.DrainRequested | m.Hosts):
             job_attempt.repeated.add(job_attempt.step_in_flight)
         for group in sorted(self.live.keys() - before.keys()):
-            away_s = now_s - self._lost_s.get(group, now_s)
+            away_s = now_s - self._lost_s.get(group, job_attempt.begun_s or now_s)
             self.returns.append(Return(now_s, job_attempt.number, job_attempt.committed, group, away_s))
 
     def _not_returned(self, groups: Set[int]) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 import grpc.aio
 import pytest
 
+from spare_megatron.cli import drain
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import Security, call_once, open_channel
@@ -409,6 +411,11 @@ def test_tls_at_one_end_only_is_one_sentence(
     assert ("speaks TLS, and this process has no files for it" if at_coordinator else "speaks no TLS") in text
     assert len(text.splitlines()) == 1
     assert one.records() == []
+    with pytest.raises(ConfigError, match="speaks TLS, and" if at_coordinator else "speaks no TLS, and"):
+        drain.ask(one.run_dir, pb.DrainRequest(groups=[0]), NO_TLS if at_coordinator else str(tls))
+    (one.run_dir.path / "token").write_text("the token of another job")
+    with pytest.raises(ConfigError, match="refused the job token: it is that of another job"):
+        drain.ask(one.run_dir, pb.DrainRequest(groups=[0]), str(tls) if at_coordinator else NO_TLS)
 
 
 def test_a_job_that_others_reach_makes_its_own_certificates(job: Callable[..., ControlJob]) -> None:

@@ -16,6 +16,7 @@ from spare_megatron.monitor.job_picture import JobPicture
 from spare_megatron.monitor.job_texts import back_text, happenings, wall_time_line
 from spare_megatron.monitor.wall_time import RESTART_WITHIN_S
 from spare_megatron.protocol import messages as m
+from spare_megatron.protocol.view import View
 from tests.pure.scripted_job import BEGAN_S, COMPUTE_S, FAILURE_FREE_S, REDUCE_S, REST_S, SPEC, STARTED_S, ScriptedJob
 
 
@@ -400,6 +401,16 @@ def test_many_failures_and_returns_are_matched_fast() -> None:
     costs = picture.failures(picture.wall_time())
     assert time.process_time() - began_s < 2.0
     assert all(cost.back_s == {cost.failure.groups[0]: 0.5} for cost in costs)
+
+
+def test_a_group_that_was_lost_before_the_job_began_has_been_away_since() -> None:
+    """Its loss is none of a member, so no failure tells when it was."""
+    history = JobHistory()
+    history.take(Record(1, 5.0, 0, m.Opened(SPEC, 1, 1), (), ""))
+    for epoch, time_s, live in ((1, 10.0, ((0, 0), (1, 0))), (2, 14.0, ((0, 0), (1, 0), (2, 1)))):
+        view = View(0, 0, epoch, 1, live, (0, 0), 1, (), ())
+        history.take(Record(1 + epoch, time_s, epoch, m.StartupOver(1.0), (m.SendView(view),), ""))
+    assert [(one.group, one.away_s) for one in history.returns] == [(2, 4.0)]
 
 
 def test_the_job_attempt_of_a_line_is_found_fast() -> None:

@@ -57,6 +57,11 @@ def status_of(run_dir: RunDirectory) -> dict[str, Any]:
         ConfigError: the directory has no status.json, or it cannot be read.
     """
     status, summary = read(run_dir.status), read(run_dir.summary)
+    if status is None and run_dir.journal.exists():
+        raise ConfigError(
+            f"{run_dir.path} has no status.json now: a job attempt begins, or its coordinator cannot write; look again "
+            f"in some seconds, and else at {run_dir.coordinator_log}"
+        )
     if status is None:
         raise ConfigError(f"{run_dir.path} has no status.json; give the --run-dir of a job that has been started")
     return {
@@ -88,7 +93,7 @@ def _whether_it_runs(run_dir: RunDirectory, status: dict[str, Any]) -> Iterator[
         return
     ended = glance(run_dir.ended)
     if ended is not None:
-        yield f"all of this was so at the end: the launcher has left with exit code {ended['code']}"
+        yield f"this is the last status that was written: the launcher has left with exit code {ended['code']}"
     elif text := quiet_text(status["age_s"]):
         yield text
 

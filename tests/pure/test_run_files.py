@@ -454,6 +454,9 @@ def test_a_launcher_that_has_left_is_the_end_whatever_the_journal_says(run: Writ
 
 def test_a_run_directory_without_a_status_is_named(run: Written, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(run.dir.path)]) == 2
+    assert "has no status.json now: a job attempt begins, or its coordinator cannot write" in capsys.readouterr().err
+    run.dir.journal.unlink()
+    assert status.main([str(run.dir.path)]) == 2
     assert "has no status.json; give the --run-dir of a job that has been started" in capsys.readouterr().err
 
 

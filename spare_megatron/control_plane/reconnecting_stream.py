@@ -144,7 +144,8 @@ class ReconnectingStream:
                 await self._take(order)
         except grpc.aio.AioRpcError as error:
             self.error = f"{error.details() or error.code().name} ({address})"
-            if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            # Where the other side has answered before, it is gone, and a process of another job has got its port.
+            if error.code() is grpc.StatusCode.UNAUTHENTICATED and not self._connected_once:
                 self.refused = f"{address} refused the job token; that of the run directory belongs to another job"
         finally:
             writer.cancel()

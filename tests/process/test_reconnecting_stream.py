@@ -92,3 +92,47 @@ def test_a_message_that_is_kept_is_not_changed_by_what_follows_it() -> None:
 
     assert asyncio.run(received((1,), talk)) == [[1], [2, 3]]
     assert not kept.then
+
+
+def test_a_server_of_another_job_that_has_got_the_port_ends_nothing() -> None:
+    """A killed coordinator's port is free, and another job's may be given it before this one is started again."""
+
+    async def main() -> None:
+        arrivals, met = asyncio.Queue[int](), asyncio.Event()
+
+        async def join(_: Any, context: grpc.aio.ServicerContext) -> None:
+            await context.read()
+            await context.write(pb.Order(welcome=pb.Welcome(fencing=1)))
+            arrivals.put_nowait(1)
+            await context.read()
+
+        async def take(_: pb.Order) -> None:
+            met.set()
+
+        server, port = await serve("127.0.0.1:0", COORDINATOR, SECURITY, join, pb.GroupReport)
+        stream = ReconnectingStream(
+            service=COORDINATOR,
+            report=pb.GroupReport,
+            security=SECURITY,
+            find=lambda: f"127.0.0.1:{port}",
+            greet=lambda: [report(1)],
+            take=take,
+            done=lambda: False,
+            patience_s=10.0,
+        )
+        running = asyncio.create_task(stream.run(first_s=10.0, again_s=10.0))
+        await met.wait()
+        await arrivals.get()
+        await server.stop(grace=0.0)
+        stranger, _ = await serve(f"127.0.0.1:{port}", COORDINATOR, Security("another"), join, pb.GroupReport)
+        while "token" not in stream.error and not running.done():
+            await asyncio.sleep(0.01)
+        await stranger.stop(grace=0.0)
+        assert not running.done(), stream.refused
+        again, _ = await serve(f"127.0.0.1:{port}", COORDINATOR, SECURITY, join, pb.GroupReport)
+        await asyncio.wait_for(arrivals.get(), 10.0)
+        stream.close()
+        await running
+        await again.stop(grace=0.0)
+
+    asyncio.run(main())

@@ -5,6 +5,7 @@ Step 2 of a run of PP2 x 2 groups is saved by one group. Every other layout load
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
         "plain": plain_load(rank, store, f"{directory}/dense"),
         "unused": unused(rank, store, f"{directory}/unused"),
         "rates": rates(rank, PrefixStore("rates", store), f"{directory}/rates"),
+        "descents": descents(rank, PrefixStore("descents", store), f"{directory}/descents"),
         "without": without_optimizer(rank, PrefixStore("without", store), f"{directory}/without"),
     }
 
@@ -126,6 +128,68 @@ def unused(rank: int, store: Any, path: str) -> list[Any]:
         finally:
             world.destroy()
     return histories
+
+
+DESCENTS = {
+    "with momentum": {"sgd_momentum": 0.9},
+    "without": {"sgd_momentum": 0.0},
+    "fused": {"sgd_momentum": 0.9},
+}
+
+
+def descents(rank: int, store: Any, path: str) -> dict[str, Any] | None:
+    """Steps 2 and 3 of SGD, the names of its state, and the same after loading step 1. On rank 0."""
+    import megatron.core.optimizer as core
+    from torch.distributed import PrefixStore
+
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from tests.megatron import groups
+
+    if rank:
+        return None
+    found: dict[str, Any] = {}
+    torchs = core.SGD
+    for (name, given), start in itertools.product(DESCENTS.items(), (1, 2)):
+        core.SGD = fused_descent() if name == "fused" else torchs
+        small = {"num_layers": 1, "bf16": name != "without"}
+        one = case(groups=1, steps=STEPS, tied=False, transformer=small, optimizer={"optimizer": "sgd", **given})
+        engine = groups.engine_of(one, 0, PrefixStore(f"{name}{start}", store))
+        try:
+            peers = groups.peers_of(PrefixStore(f"peers {name}{start}", store), 0, 1)
+            if start > 1:
+                group_checkpoint.load(f"{path} {name}", engine.replica)
+            for step in range(start, 4):
+                reported = groups.one_step(engine, peers, one, 0, step)
+                if step == 1:
+                    group_checkpoint.save(f"{path} {name}", engine.replica, step=1, consumed_samples=16)
+            states = engine.replica.optimizer.chained_optimizers[0].optimizer.state.values()
+            kinds = sorted({kind for state in states for kind in state})
+            found.setdefault(name, []).append([reported, kinds, engine.weights_checksums()])
+        finally:
+            groups.group_world.destroy()
+    core.SGD = torchs
+    return found
+
+
+def fused_descent() -> type:
+    """A class that is no SGD of torch's, as that of transformer-engine and apex."""
+    import torch
+
+    class FusedSGD(torch.optim.Optimizer):
+        def __init__(self, params: Any, lr: float, momentum: float, weight_decay: float) -> None:
+            super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for one in group["params"]:
+                    state = self.state[one]
+                    if "momentum_buffer" not in state:
+                        state["momentum_buffer"] = torch.zeros_like(one.data)
+                    state["momentum_buffer"].mul_(group["momentum"]).add_(one.grad)
+                    one.sub_(group["lr"] * state["momentum_buffer"])
+
+    return FusedSGD
 
 
 def without_optimizer(rank: int, store: Any, path: str) -> dict[str, Any] | None:
@@ -294,6 +358,14 @@ def test_rates_are_those_that_the_flags_or_the_checkpoint_say(results: list[Any]
     assert found["flags"] == pytest.approx([0.5 * rate for rate in saved])
     # rates that are not the schedule's are the flags'
     assert found["its"] == pytest.approx([rate if rate == max(saved) else 0.5 * rate for rate in saved])
+
+
+@pytest.mark.parametrize("kind", DESCENTS)
+def test_sgd_goes_on_from_a_checkpoint(results: list[Any], kind: str) -> None:
+    """megatron-core has no function that begins its state."""
+    trained, resumed = results[0]["descents"][kind]
+    assert resumed == trained
+    assert trained[1] == ([] if kind == "without" else ["momentum_buffer"])
 
 
 def test_a_checkpoint_without_the_optimizer_has_the_weights(results: list[Any]) -> None:

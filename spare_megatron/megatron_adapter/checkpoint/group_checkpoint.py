@@ -175,6 +175,7 @@ def load(
     common = read_common(directory)
     content = common.get("content_metadata") or dict(_CONTENT)
     whole = optimizer_gather.empty(replica) if optimizer else replica
+    optimizer_gather.begin_states(whole)
     state = _sharded_state(whole, dict(content), is_loading=True, optimizer=optimizer)
     stored = _stored(directory)
     if optimizer and "optimizer" not in common and not any(name.startswith("optimizer.") for name in stored):

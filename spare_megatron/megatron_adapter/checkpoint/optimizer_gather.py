@@ -79,6 +79,11 @@ def is_emerging(part: Any) -> bool:
     return any(kind.__module__.startswith("emerging_optimizers.") for kind in type(part.optimizer).__mro__)
 
 
+def is_sgd(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers is torch's SGD, or the FusedSGD of transformer-engine and of apex."""
+    return any(kind.__name__ in ("SGD", "FusedSGD") for kind in type(part.optimizer).__mro__)
+
+
 def moments(part: Any) -> tuple[str, ...]:
     """The names of the tensors that Adam or AdEMAMix keeps for each parameter."""
     return AdEMAMix.MOMENTS if isinstance(part.optimizer, AdEMAMix) else ("exp_avg", "exp_avg_sq")
@@ -87,7 +92,7 @@ def moments(part: Any) -> tuple[str, ...]:
 def kinds(part: Any) -> tuple[str, ...]:
     """The names of the tensors that an optimizer other than SOAP keeps for each parameter, of its shape, beside a step
     counter."""
-    if isinstance(part.optimizer, torch.optim.SGD):
+    if is_sgd(part):
         return ("momentum_buffer",) if any(group["momentum"] for group in part.param_groups) else ()
     if is_emerging(part):
         return ("exp_avg",) if type(part.optimizer).__name__ == "Lion" else ("momentum_buffer",)
@@ -98,16 +103,28 @@ def give_first_state(replica: Replica) -> None:
     """Give each optimizer that was never updated the state with which it would begin: zeros, step 0. An update has the
     same result with it and without."""
     for part in replica.optimizer.chained_optimizers:
-        for group in part.param_groups:
-            if is_emerging(part):
-                part.optimizer._init_group(group, skip_non_grad_params=False)  # as megatron-core does for checkpoints
-                if is_soap(part):
-                    order_bases(part.optimizer)
-                continue
-            for parameter in group["params"]:
-                state = part.optimizer.state.get(parameter) or first_state(part, parameter.data)
-                if state:
-                    part.optimizer.state[parameter] = state
+        _give_first_state(part)
+
+
+def _give_first_state(part: Any) -> None:
+    for group in part.param_groups:
+        if is_emerging(part):
+            part.optimizer._init_group(group, skip_non_grad_params=False)  # as megatron-core does for checkpoints
+            if is_soap(part):
+                order_bases(part.optimizer)
+            continue
+        for parameter in group["params"]:
+            state = part.optimizer.state.get(parameter) or first_state(part, parameter.data)
+            if state:
+                part.optimizer.state[parameter] = state
+
+
+def begin_states(replica: Replica) -> None:
+    """Have megatron-core begin the state of each optimizer before it reads a checkpoint, also of SGD, for which it has
+    no function that does."""
+    for part in replica.optimizer.chained_optimizers:
+        if part.init_state_fn is None and is_sgd(part):
+            part.init_state_fn = lambda *_, part=part: _give_first_state(part)
 
 
 def first_state(part: Any, values: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -64,6 +64,8 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
     engine = MegatronEngine(
         replica, world, forward, groups.source_of(shape, 0), method=one["reduce"], rows=rows, cut=cut
     )
+    done = list[int]()
+    engine.on_piece = lambda phase, n: done.append(n) if phase == "backward" else None
     try:
         sums = []
         for step in range(1, STEPS + 1):
@@ -78,7 +80,7 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
             engine.apply(step, results, engine.scalars())
         weights = {name: zlib.crc32(parameter.detach().numpy().tobytes()) for parameter, name in names.items()}
         begin = [row.state_tensors() for row in engine.rows()]
-        return {"sums": sums, "weights": weights, "state": [sorted(tensors) for tensors in begin]}
+        return {"sums": sums, "weights": weights, "state": [sorted(tensors) for tensors in begin], "done": done}
     finally:
         group_world.destroy()
 
@@ -100,5 +102,6 @@ def test_what_is_frozen_changes_neither_sums_nor_shapes() -> None:
         shared = "output_layer.weight"
         assert together.pop(shared, None) in (None, together["embedding.word_embeddings.weight"])
         assert smaller["weights"] == together, kind
+        assert [one["done"] for one in (*home, smaller)] == [[0, 1] * STEPS] * 3, f"{kind}: pieces done"
         assert smaller["sums"] == [a + b for a, b in zip(home[0]["sums"], home[1]["sums"], strict=True)], kind
         assert smaller["state"] == home[0]["state"] + home[1]["state"], kind

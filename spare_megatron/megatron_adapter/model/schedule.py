@@ -272,6 +272,8 @@ class PieceRun:
                 "whose backward pass tells where a piece ends; use --spare-piece-microbatches 1"
             )
         if not (torch.is_tensor(output) and output.requires_grad):
+            if chunk == 0 and which.ends_piece and not which.is_pad:
+                self._done(which)  # all before is frozen, or nothing says when the pass is over
             return
 
         def begins(_gradient: torch.Tensor) -> None:

@@ -23,12 +23,20 @@ SHARDS = 5
 BATCH = 8
 DENSE = {"steps": STEPS, "global_batch_size": BATCH, "transformer": {"gated_linear_unit": True, "num_query_groups": 2}}
 EXPERTS = {"steps": STEPS, "global_batch_size": BATCH, "transformer": BALANCED}
+PREDICTING: dict[str, Any] = {
+    "steps": STEPS,
+    "global_batch_size": BATCH,
+    "positions": "rope",
+    "transformer": {"mtp_num_layers": 1},
+}
+"""The last stage has the tied embedding, for its layer of multi-token prediction, and no weight of an output layer."""
 HALF = {"steps": STEPS, "global_batch_size": BATCH, "transformer": {"bf16": True}, "tied": False}
 
 FIRST = {
     "dense": case(pipeline=2, **DENSE),
     "experts": case(inner_data=2, expert=2, **EXPERTS),
     "half": case(pipeline=2, virtual=2, **HALF),
+    "predicting": case(pipeline=2, **PREDICTING),
 }
 RESUMED = {
     "dense": {
@@ -40,6 +48,7 @@ RESUMED = {
     },
     "experts": {"EP2": case(inner_data=2, expert=2, **EXPERTS), "PP2": case(pipeline=2, **EXPERTS)},
     "half": {"PP2 x V2": case(pipeline=2, virtual=2, **HALF), "N2 x D2": case(inner_data=2, **HALF)},
+    "predicting": {"PP2 x V2": case(pipeline=2, virtual=2, **PREDICTING), "N4": case(groups=4, **PREDICTING)},
 }
 
 

@@ -280,10 +280,21 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
             given["vp_stage"] = stage
         module = provider(**given)
         module.model_type = ModelType.encoder_or_decoder
+        _leave_out_unused_head(module)
         if stage is not None:
             module.vp_stage = stage
         chunks.append(module)
     return chunks
+
+
+def _leave_out_unused_head(module: torch.nn.Module) -> None:
+    """Take away the weight of an output layer that uses the tied embedding of the layers of multi-token prediction on
+    its stage. megatron-core makes it, never uses it, and does not save a stage that has it."""
+    for part in module.modules():
+        head = getattr(part, "output_layer", None)
+        tied = getattr(part, "mtp_process", False) and getattr(part, "share_embeddings_and_output_weights", False)
+        if tied and isinstance(head, torch.nn.Module):
+            head.weight = None
 
 
 def _check_config(config: TransformerConfig, world: GroupWorld) -> None:

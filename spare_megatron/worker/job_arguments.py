@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from spare_megatron.checkpoint.saved_args import check_format, saved_args
 from spare_megatron.config import sections
@@ -195,17 +196,24 @@ def parse_job(
     if "--help" in words or "-h" in words:
         sys.stdout.write(parser.help_text(extra_args_provider))
         raise SystemExit(0)
-    namespace = parser.parse(words, extra_args_provider, args_defaults, environ, saved_args)
+
+    def parsed(words: Sequence[str]) -> Namespace:
+        return parser.parse(words, extra_args_provider, args_defaults, environ, saved_args)
+
+    namespace = parsed(words)
     with checkpoint_args.explained(namespace.spare_taken):
-        return _checked_job(namespace, words, environ), namespace
+        if namespace.spare_check:
+            _report(namespace, words, environ, parsed)
+        job, _ = _resolved_job(namespace, words, environ)
+        check.check_machine(namespace)
+        check_settings(job.settings(namespace.padded_vocab_size or 1), job.here)
+        return job, namespace
 
 
-def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> JobArguments:
-    """Resolve the namespace of a command line, check it against every rule, and freeze it."""
+def _resolved_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[str, str]) -> tuple[JobArguments, str]:
+    """Resolve the namespace of a command line, check it against every rule but those of the machine and of
+    megatron-core, and freeze it; and why its pieces have their size."""
     hint = world_hint(environ)
-    if namespace.spare_check and (text := check.model_elsewhere(namespace)):
-        sys.stdout.write(text)
-        raise SystemExit(0)
     resolve.resolve_model(namespace)
     resolve.resolve_stages(namespace)
     shape = resolve.resolve_shape(namespace, hint)
@@ -241,26 +249,48 @@ def _checked_job(namespace: Namespace, words: tuple[str, ...], environ: Mapping[
     namespace.world_size = shape.world_size
     namespace.rank = place.group * shape.group_size + place.position
     namespace.data_parallel_size = shape.num_groups * shape.inner_data
-    job = job_of(namespace, shape, place, words, notes=(why,) if why else ())
-    settings = job.settings(namespace.padded_vocab_size or 1)
-    if namespace.spare_check:
+    return job_of(namespace, shape, place, words, notes=(why,) if why else ()), why
+
+
+def _report(
+    namespace: Namespace,
+    words: tuple[str, ...],
+    environ: Mapping[str, str],
+    parsed: Callable[[Sequence[str]], Namespace],
+) -> NoReturn:
+    """Write what ``--spare-check`` says of a command line, and exit. Raises ConfigError for one that is refused."""
+    if text := check.model_elsewhere(namespace):
+        sys.stdout.write(text)
+        raise SystemExit(0)
+    from spare_megatron.worker.memory_forecast import memory_items, memory_lines  # they need numpy
+    from spare_megatron.worker.return_forecast import return_lines
+
+    def settled(namespace: Namespace, words: tuple[str, ...]) -> tuple[JobArguments, str]:
+        job, why = _resolved_job(namespace, words, environ)
         # the report lists what this machine lacks: check the settings as on a machine that has it
         likely = job.model.transformer_impl or "transformer_engine"
-        check_settings(dataclasses.replace(settings, transformer_impl=likely), shape)
-        from spare_megatron.worker.memory_forecast import memory_lines  # they need numpy
-        from spare_megatron.worker.return_forecast import return_lines
+        settings = dataclasses.replace(job.settings(namespace.padded_vocab_size or 1), transformer_impl=likely)
+        check_settings(settings, job.shape)
+        return job, why
 
-        if not data_flags.names_no_data(namespace) and all(path.exists() for path in check.data_paths(namespace)):
-            from spare_megatron.data.data_files import check_data
+    def total_with(flags: str) -> float:
+        longer = (*words, *flags.split())
+        try:
+            other = parsed(longer)
+            shape = settled(other, longer)[0].shape
+        except ConfigError:
+            return math.inf
+        return sum(memory_items(other, shape, likely_vocabulary(other)).values())
 
-            check_data(namespace, None)
-        vocabulary = likely_vocabulary(namespace)
-        forecast = [*memory_lines(namespace, shape, vocabulary), *return_lines(namespace, shape, vocabulary)]
-        sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
-        raise SystemExit(0)
-    check.check_machine(namespace)
-    check_settings(settings, job.here)
-    return job
+    job, why = settled(namespace, words)
+    shape, vocabulary = job.shape, likely_vocabulary(namespace)
+    if not data_flags.names_no_data(namespace) and all(path.exists() for path in check.data_paths(namespace)):
+        from spare_megatron.data.data_files import check_data
+
+        check_data(namespace, None)
+    forecast = [*memory_lines(namespace, shape, vocabulary, total_with), *return_lines(namespace, shape, vocabulary)]
+    sys.stdout.write(check.report(namespace, shape, job.redundancy, why, forecast))
+    raise SystemExit(0)
 
 
 def job_of(

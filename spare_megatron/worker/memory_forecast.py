@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import logging
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 from spare_megatron.config.byte_units import in_bytes
 from spare_megatron.config.errors import ConfigError
@@ -91,27 +90,27 @@ def _of_layer(ns: Namespace, tensor: int) -> float:
     return float(whole / (tensor if ns.sequence_parallel else 1) + divided / tensor)
 
 
-def savings(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[str, float]:
-    """Flags that are not given -> the bytes that each saves by itself."""
-    now = sum(memory_items(ns, shape, vocabulary).values())
+def savings(ns: Namespace, shape: JobShape, now: float, total_with: Callable[[str], float]) -> dict[str, float]:
+    """Flags that are not given -> the bytes that each saves by itself.
 
-    def less(changes: Mapping[str, object], **degrees: int) -> float:
-        try:
-            other = replace(shape, **degrees)
-        except ConfigError:  # the batch is not divisible by so many ranks
-            return 0.0
-        return now - sum(memory_items(Namespace(**{**vars(ns), **changes}), other, vocabulary).values())
-
-    found = {
-        "--recompute-granularity full --recompute-method uniform": less({"recompute_granularity": "full"}),
-        "--spare-reduce exact32": less({"spare_reduce": "exact32"}) if ns.spare_reduce == "exact" else 0.0,
-        "--optimizer-cpu-offload": less({"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0}),
-        f"--use-distributed-optimizer --spare-inner-data-parallel {2 * shape.inner_data}": less(
-            {"use_distributed_optimizer": True}, inner_data=2 * shape.inner_data
-        ),
-        f"--tensor-model-parallel-size {2 * shape.tensor}": less({}, tensor=2 * shape.tensor),
-    }
-    return {flag: saved for flag, saved in found.items() if saved > 0.02 * now}
+    Args:
+        ns: resolved flags.
+        shape: the job's shape.
+        now: the bytes of :func:`memory_items`.
+        total_with: the same for the command line with more flags at its end; infinite where that would be refused.
+    """
+    beside = " --sequence-parallel" if ns.num_experts and not ns.sequence_parallel else ""  # experts need it
+    changes = [
+        "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        "--spare-reduce exact32",
+        "--optimizer-cpu-offload",
+        f"--use-distributed-optimizer --spare-inner-data-parallel {2 * shape.inner_data}",
+        f"--tensor-model-parallel-size {2 * shape.tensor}{beside}",
+    ]
+    if ns.spare_reduce != "exact":
+        changes.remove("--spare-reduce exact32")
+    found = {flags: now - total_with(flags) for flags in changes}
+    return {flags: saved for flags, saved in found.items() if saved > 0.02 * now}
 
 
 def smaller_shapes(ns: Namespace, shape: JobShape, vocabulary: int) -> dict[int, float]:
@@ -142,8 +141,8 @@ def shapes_that_fit(ns: Namespace, shape: JobShape, vocabulary: int, device_byte
     return tuple(one for one, size in needed.items() if size <= device_bytes)
 
 
-def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[str]:
-    """What ``--spare-check`` states of the memory of a GPU."""
+def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int, total_with: Callable[[str], float]) -> Iterator[str]:
+    """What ``--spare-check`` states of the memory of a GPU; ``total_with``: as for :func:`savings`."""
     items = memory_items(ns, shape, vocabulary)
     total = sum(items.values())
     yield f"memory of the fullest GPU, without buffers of libraries: about {in_bytes(total)}"
@@ -155,5 +154,5 @@ def memory_lines(ns: Namespace, shape: JobShape, vocabulary: int) -> Iterator[st
         yield "  what --recompute-modules saves of the activations is not taken off"
     if too_small:
         yield f"  more than a GPU of {' or '.join(too_small)} has; by itself"
-        for flag, saved in sorted(savings(ns, shape, vocabulary).items(), key=lambda one: -one[1]):
+        for flag, saved in sorted(savings(ns, shape, total, total_with).items(), key=lambda one: -one[1]):
             yield f"  {flag} saves {in_bytes(saved)}"

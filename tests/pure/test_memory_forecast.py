@@ -3,18 +3,17 @@ and what its lines say of a group that does not fit."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.memory import GIB, Shape, memory
 from spare_megatron.worker.memory_forecast import (
     activation_bytes,
     memory_items,
     memory_lines,
-    savings,
     shapes_that_fit,
     smaller_shapes,
 )
@@ -88,21 +87,49 @@ def test_fewer_copies_of_the_optimizers_state_take_memory_for_a_gather() -> None
     assert all_of_it == memory_items(model(LLAMA), shape(), 32_000)
 
 
-def test_what_a_flag_saves_is_the_difference_it_makes() -> None:
-    of, here = model(LLAMA), shape(tensor=2)
-    found = savings(of, here, 32_000)
-    parameters = rank_parameters(of, here, 32_000)[0].parameters
-    assert found["--optimizer-cpu-offload"] == pytest.approx(12 * parameters)
-    assert found["--spare-reduce exact32"] == pytest.approx(6 * parameters)
-    assert "--spare-reduce exact32" not in savings(model(LLAMA, spare_reduce="fp32"), here, 32_000)
-    full = model(LLAMA, recompute_granularity="full", optimizer_cpu_offload=True)
-    assert set(savings(full, here, 32_000)).isdisjoint(name for name in found if "recompute" in name or "cpu" in name)
+def said(capsys: pytest.CaptureFixture[str], flags: str) -> tuple[float, dict[str, float]]:
+    """What ``--spare-check`` states: GB of the fullest GPU, and those that each flag saves."""
+    with pytest.raises(SystemExit) as left:
+        job_of(f"{LARGE} {flags} --spare-check", {"SPARE_NUM_GROUPS": "4"})
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    total = re.search(r"buffers of libraries: about (\S+) GB", text)
+    assert total is not None
+    return float(total[1]), {one[1]: float(one[2]) for one in re.finditer(r"^  (--.*) saves (\S+) GB$", text, re.M)}
 
 
-def test_a_batch_that_cannot_be_divided_further_is_no_error() -> None:
-    small = JobShape(num_groups=1, micro_batch_size=2, global_batch_size=2)
-    assert not any("inner-data" in flag for flag in savings(model(LLAMA), small, 32_000))
-    assert any("inner-data" in flag for flag in savings(model(LLAMA), shape(), 32_000))
+LARGE = (
+    "--num-layers 80 --hidden-size 8192 --num-attention-heads 64 --seq-length 8192 --max-position-embeddings 8192 "
+    "--global-batch-size 128 --bf16 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4"
+)
+EXPERTS = (
+    "--sequence-parallel --num-experts 64 --moe-ffn-hidden-size 512 --disable-bias-linear "
+    "--expert-model-parallel-size 8"
+)
+PREDICTED = "--mtp-num-layers 1 --position-embedding-type rope --recompute-granularity selective"
+
+
+@pytest.mark.parametrize(
+    ("flags", "without"),
+    [
+        ("", ""),
+        (f"{EXPERTS} --expert-tensor-parallel-size 1", ""),  # D follows from TP
+        ("--tensor-model-parallel-size 1 --num-experts 2 --disable-bias-linear --seq-length 1024", ""),
+        (PREDICTED, ""),
+        ("--spare-reduce fp32 --optimizer-cpu-offload", "--spare-reduce --optimizer-cpu-offload"),
+        ("--use-distributed-optimizer --global-batch-size 4", "--use-distributed-optimizer"),  # a batch of one for each
+        (f"--optimizer muon --muon-tp-mode duplicated {EXPERTS}", "--use-distributed-optimizer"),
+    ],
+)  # fmt: skip
+def test_each_flag_that_is_said_to_save_memory_is_taken_and_saves_that_much(
+    capsys: pytest.CaptureFixture[str], flags: str, without: str
+) -> None:
+    total, found = said(capsys, flags)
+    assert len(found) >= 2
+    assert not [advice for advice in found for flag in without.split() if flag in advice]
+    for advice, saved in found.items():
+        left, _ = said(capsys, f"{flags} {advice}")
+        assert total - left == pytest.approx(saved, abs=0.006 * total), advice
 
 
 def test_experts_are_counted_with_the_tokens_that_they_get() -> None:
@@ -112,12 +139,15 @@ def test_experts_are_counted_with_the_tokens_that_they_get() -> None:
 
 
 def test_a_group_that_does_not_fit_is_said_with_what_helps(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = list(memory_lines(model(LLAMA), shape(), 32_000))
+    def half_as_much(flags: str) -> float:
+        return sum(memory_items(model(LLAMA), shape(), 32_000).values()) / 2
+
+    lines = list(memory_lines(model(LLAMA), shape(), 32_000, half_as_much))
     assert lines[0].startswith("memory of the fullest GPU, without buffers of libraries: about ")
     assert lines[2] == "  more than a GPU of 80 GB (A100, H100) or 141 GB (H200) or 180 GB (B200) has; by itself"
     assert all(line.startswith("  --") and " saves " in line for line in lines[3:])
-    assert len(lines) > 5
-    assert len(list(memory_lines(model(LLAMA), shape(tensor=8), 32_000))) == 2
+    assert len(lines) == 3 + 5
+    assert len(list(memory_lines(model(LLAMA), shape(tensor=8), 32_000, half_as_much))) == 2
     with pytest.raises(SystemExit) as left:
         job_of("--spare-check")
     assert left.value.code == 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.cli.commands import command, given, lines_of, refuse_without
+from spare_megatron.cli.figure_limits import GROUPS_MAX, check_range
 from spare_megatron.cli.node_plan import add_node_flags, draw_nodes, node_figures, node_lines, node_plan
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
@@ -279,6 +280,7 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         raise ConfigError(
             f"{cost_flags[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
         )
+    share_of(args, args.reduce)
     for name in ("params", "gpu_memory_gib", "inner_data_parallel", "context_parallel_size"):
         value = getattr(args, name)
         if value is not None and not 0 < value < float("inf"):
@@ -312,7 +314,13 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
         "adopt_s": None if args.no_adoption else args.adopt_s,
         "granularity": "shard" if args.granularity == "shard" else "microbatch",
     }
-    return ClusterFigures(**figures), microbatches, size
+    cluster = ClusterFigures(**figures)
+    if cluster.num_groups > GROUPS_MAX:
+        raise ConfigError(
+            f"--gpus {args.gpus} with --gpus-per-group {args.gpus_per_group} are {cluster.num_groups} groups, but a "
+            f"plan is for at most {GROUPS_MAX}; use larger groups"
+        )
+    return cluster, microbatches, size
 
 
 def _memory(args: argparse.Namespace, cluster: ClusterFigures, piece_microbatches: int) -> StatePlan | None:
@@ -422,6 +430,7 @@ def plot(found: dict[str, Any], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
+    check_range(args)
     found = planned(args)
     if args.plot is not None:
         plot(found, args.plot)

@@ -19,6 +19,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from spare_megatron.cli.commands import command, given, lines_of, refuse_without
+from spare_megatron.cli.figure_limits import check_range
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
 from spare_megatron.cli.shape_flags import add_shape_flags, shapes_given
@@ -274,6 +275,8 @@ def case_of(args: argparse.Namespace) -> Case:
     }
     policy = Policy(**chosen)
     policy.check(cluster)
+    if trace is None:
+        policy.check_failures(cluster)
     if args.trials < 1:
         raise ConfigError(f"--trials is {args.trials}, but must be at least 1")
     if args.seed < 0:
@@ -415,6 +418,7 @@ def _plot(outcomes: Sequence[TrialResult], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     args = parser().parse_args(argv)
+    check_range(args)
     case = case_of(args)
     if args.plot is not None:
         load_pyplot()

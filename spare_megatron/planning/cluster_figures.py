@@ -14,6 +14,8 @@ LLAMA3_MTBF_GPU_HOURS = 49_152.0
 WEIBULL_SHAPES = (0.1, 20.0)
 """Smallest and largest Weibull shape of failure clocks: clusters show 0.5 to 1.5; far outside, Gamma(1 + 2 / shape)
 overflows or all groups fail at the same time."""
+JITTER_MAX = 0.3
+"""Relative standard deviation of a step's time from which steps of negative length would be drawn now and then."""
 _MAY_BE_ZERO = (
     *("restart_s", "save_s", "reduce_s", "rebuild_s", "jitter", "data_gib", "rejoin_s", "standby_groups"),
     *("transfer_s", "result_s", "adopt_s", "standby_price"),
@@ -85,6 +87,11 @@ class ClusterFigures:
             raise ConfigError(
                 f"--weibull-shape is {self.weibull_shape:g}, but must be {low_shape:g} to {high_shape:g}; "
                 "failure clocks of clusters show 0.5 to 1.5"
+            )
+        if self.jitter >= JITTER_MAX:
+            raise ConfigError(
+                f"--jitter {self.jitter:g} makes steps of negative length possible; use less than {JITTER_MAX:g} "
+                "(0.05 is usual)"
             )
         if self.num_groups < 2:
             raise ConfigError(

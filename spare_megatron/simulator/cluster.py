@@ -10,10 +10,16 @@ from math import isfinite
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import Injection
+from spare_megatron.planning.cluster_figures import JITTER_MAX
 
 SHAPE_MIN, SHAPE_MAX = 0.1, 20.0
 """Allowed Weibull shapes of failure clocks. Below, a few gaps of enormous length make up the mean (at 0.1 it is 3.6
 million times the scale, at 0.005 it overflows); above, all groups fail together."""
+FAILURES_MAX = 1_000_000
+"""Most failures that may be expected in a failure-free job's time: each is simulated."""
+PIECES_MAX = 20_000_000
+"""Most pieces of a step, of which each is in an array."""
+NODES_MAX = 1_000_000
 POLICIES = ("checkpoint", "replication", "spare", "microbatch")
 
 
@@ -114,11 +120,18 @@ class Cluster:
             raise ConfigError(
                 f"--straggler-slowdown is {self.straggler_slowdown:g}, but must be at least 1 (2: twice as long)"
             )
-        if self.jitter >= 0.3:
+        if self.jitter >= JITTER_MAX:
             raise ConfigError(
-                f"--jitter {self.jitter:g} makes steps of negative length possible; use less than 0.3 (0.05 is usual)"
+                f"--jitter {self.jitter:g} makes steps of negative length possible; use less than {JITTER_MAX:g} "
+                "(0.05 is usual)"
             )
         _one_of("--clocks", self.clocks, ("group", "system"))
+        nodes = self.num_groups * self.nodes_per_group + self.spare_nodes
+        if nodes > NODES_MAX:
+            raise ConfigError(
+                f"--num-groups {self.num_groups} x --nodes-per-group {self.nodes_per_group} + --spare-nodes "
+                f"{self.spare_nodes} are {nodes} nodes, but at most {NODES_MAX} are simulated; use fewer"
+            )
 
     @property
     def away_s(self) -> float | None:
@@ -199,6 +212,7 @@ class Policy:
         _not_negative("--exact-cost", self.exact_share)
         _at_least("--steps", self.steps, 1)
         _not_negative("--standby-groups", self.standby_groups)
+        self._check_size(cluster)
         if self.redundancy > cluster.num_groups:
             raise ConfigError(
                 f"--redundancy {self.redundancy} is larger than --num-groups {cluster.num_groups}: a shard cannot have "
@@ -232,6 +246,26 @@ class Policy:
             )
         if self.name != "microbatch":
             self._check_published(cluster)
+
+    def _check_size(self, cluster: Cluster) -> None:
+        """Refuse what would be simulated for hours, or would not fit into memory."""
+        if cluster.num_groups * self.pieces_per_shard > PIECES_MAX:
+            raise ConfigError(
+                f"--num-groups {cluster.num_groups} with {self.pieces_per_shard} pieces of a shard are "
+                f"{cluster.num_groups * self.pieces_per_shard} pieces of a step, but at most {PIECES_MAX} are "
+                f"simulated; use shards of at most {PIECES_MAX // cluster.num_groups}"
+            )
+
+    def check_failures(self, cluster: Cluster) -> None:
+        """Raise ConfigError where more failures would be drawn than a simulation can have."""
+        job_s = self.steps * (cluster.compute_s + cluster.reduce_s)
+        for flag, mtbf_s in (("--mtbf-s", cluster.mtbf_s), ("--domain-mtbf-s", cluster.domain_mtbf_s)):
+            if mtbf_s and job_s > FAILURES_MAX * mtbf_s:
+                raise ConfigError(
+                    f"{flag} {mtbf_s:g} means {job_s / mtbf_s:.3g} failures in the {job_s:.3g} s of --steps "
+                    f"{self.steps}, but at most {FAILURES_MAX} are simulated; use fewer --steps or {flag} "
+                    f"{job_s / FAILURES_MAX:.3g} or more"
+                )
 
     def _check_state_copies(self, cluster: Cluster) -> None:
         copies, groups = self.state_redundancy or 0, cluster.num_groups

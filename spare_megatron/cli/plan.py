@@ -20,6 +20,7 @@ from spare_megatron.cli.transfer_flags import add_transfer_flags, transfer_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.flags import flag_name
+from spare_megatron.config.piece_sizes import CHOSEN_FOR
 from spare_megatron.config.spare import SpareConfig
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.placement import build_placement
@@ -28,7 +29,6 @@ from spare_megatron.planning.choose import RedundancyPlan, choose, choose_granul
 from spare_megatron.planning.cluster_figures import LLAMA3_MTBF_GPU_HOURS, ClusterFigures
 from spare_megatron.planning.memory import GRADIENT_BYTES, Shape, fitting, memory
 from spare_megatron.planning.piece_size import PieceSize, with_figures, without_figures
-from spare_megatron.planning.reduction_cost import ACCUMULATOR_BYTES
 from spare_megatron.planning.standby_choice import SHARE_MAX, CostedPair, choose_pair
 from spare_megatron.planning.state_choice import StatePlan, StateRates, choose_state_copies
 from spare_megatron.planning.trace import parse_trace
@@ -90,7 +90,7 @@ def _add_times(made: argparse.ArgumentParser) -> None:
     add("--compute-s", type=float, required=True, help="time in which a group computes one shard, seconds")
     add("--reduce-s", type=float, required=True, help="time of a step's reduction over the groups, seconds")
     add("--rebuild-s", type=float, default=0.1, help="time to form communicators after a loss, seconds (default: 0.1)")
-    add_flags(made, auto=" (auto: of the shortest expected steps; default: auto where sums are exact, else 1)")
+    add_flags(made, auto=" (auto, the default: of the shortest expected steps with --reduce exact, else 1)")
 
 
 def _add_returns(made: argparse.ArgumentParser) -> None:
@@ -273,10 +273,11 @@ def _cluster(args: argparse.Namespace) -> tuple[ClusterFigures, int, int | str]:
     """The cluster with the pieces that are given, with C = 1 where C is to be chosen; the microbatches of a shard; and
     C or 'auto'."""
     microbatches, size = pieces_of(args)
-    exact = args.reduce in ACCUMULATOR_BYTES
-    size = size or ("auto" if exact else 1)
-    if (cost_flags := given_cost_flags(args)) and not (exact and size == "auto"):
-        what = "where the pieces are given" if exact else f"with --reduce {args.reduce}"
+    chosen = args.reduce in CHOSEN_FOR
+    if size is None or size == "auto":
+        size = "auto" if chosen else 1
+    if (cost_flags := given_cost_flags(args)) and size != "auto":
+        what = "where the pieces are given" if chosen else f"with --reduce {args.reduce}"
         raise ConfigError(
             f"{cost_flags[0]} has no effect {what}; use --reduce exact --piece-microbatches auto, or leave it out"
         )

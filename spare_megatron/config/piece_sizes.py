@@ -8,6 +8,10 @@ from math import gcd, isqrt
 from spare_megatron.config.errors import ConfigError
 
 SOUGHT_MAX = 1 << 16
+CHOSEN_FOR = ("exact",)
+"""Values of --spare-reduce for which the size is chosen, by a job and by spare-plan. Only exact sums have a cost that
+larger pieces save, and ``exact32`` keeps single microbatches: a sum in fp32 beside its accumulator would take the
+memory that the mode is there to save."""
 
 
 def sizes_that_fit(shards: Sequence[int]) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from spare_megatron.config.batches import BatchSchedule
+from spare_megatron.config.piece_sizes import CHOSEN_FOR
 from spare_megatron.config.shape import JobShape
 from spare_megatron.planning.reduction_cost import device_of, exact_share, shard_s
 from spare_megatron.worker.flops import flops_per_step
@@ -23,15 +24,11 @@ USUAL_VOCABULARY = 128_000
 
 def with_pieces(ns: Namespace, shape: JobShape, batches: BatchSchedule) -> tuple[JobShape, str]:
     """``shape`` with the chosen piece, which is noted in the namespace too, and the reason; '' where nothing was left
-    to choose.
-
-    Only exact sums have a cost that larger pieces save. ``exact32`` keeps single microbatches: a sum in fp32 beside its
-    accumulator would take the memory that the mode is there to save.
-    """
+    to choose."""
     if ns.spare_piece_microbatches is not None:
         return shape, ""
     size, reason = 1, ""
-    if ns.spare_reduce == "exact" and shape.microbatches_per_shard > 1:
+    if ns.spare_reduce in CHOSEN_FOR and shape.microbatches_per_shard > 1:
         from spare_megatron.planning.piece_size import for_job  # needs numpy, which a bad flag should not wait for
 
         device = device_of(gpu_name())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.cli import plan
 from spare_megatron.worker.job_arguments import parse_job
 from tests.pure import api_page
 from tests.pure.claim import HISTORY, PAGES
@@ -20,6 +21,8 @@ ALL_PAGES = (*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "THIRD_PA
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:/|\.(?:cpp|cu|h|json|md|png|proto|py|sbatch|sh|toml|txt))")
 MODULE = re.compile(r"(?:spare_megatron\.)?[a-z_]+(?:\.[a-z_]+)+")
+EXAMPLE = re.compile(r"^```\n\$ (spare-plan .*?)^```", re.MULTILINE | re.DOTALL)
+CHOOSING = ROOT / "docs" / "choosing_redundancy.md"
 OF_A_JOB = {
     *("gpu_check.json", "gpu_check.txt"),
     *(
@@ -167,6 +170,16 @@ def test_a_job_of_a_page_passes_the_check(job: str, capsys: pytest.CaptureFixtur
         parse_job([*words[words.index("pretrain_gpt.py") + 1 :], "--spare-check"], environ)
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("the flags are good")
+
+
+@pytest.mark.parametrize("block", EXAMPLE.findall(CHOOSING.read_text()))
+def test_a_plan_of_a_page_is_printed_as_the_page_shows_it(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, *shown = block.splitlines()
+    assert plan.main(words.split()[1:]) == 0
+    printed = capsys.readouterr().out
+    parts = [part.strip() for line in shown for part in line.split("; ...")]
+    assert len(parts) > 5
+    assert [part for part in parts if part not in printed and part != "..."] == []
 
 
 def test_the_quick_start_trains_on_the_data_that_it_prepares() -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.cli.plan import parser, planned
+from spare_megatron.planning.memory import GIB
 from spare_megatron.worker import piece_choice
 from tests.pure.flags_of_a_job import job_of, launched
 
@@ -30,6 +32,15 @@ def test_small_shards_keep_single_microbatches_and_large_ones_do_not() -> None:
 @pytest.mark.parametrize("mode", ["exact32", "fp32", "bf16"])
 def test_only_exact_sums_gain_by_larger_pieces(mode: str) -> None:
     assert chosen(f"--global-batch-size 16384 --spare-reduce {mode}") == (1, [])
+
+
+@pytest.mark.parametrize("mode", ["exact32", "fp32", "bf16"])
+@pytest.mark.parametrize("more", ["", "--piece-microbatches auto"])
+def test_a_plan_chooses_for_the_modes_for_which_a_job_does(mode: str, more: str) -> None:
+    words = "--gpus 512 --gpus-per-group 8 --restart-s 900 --save-s 30 --compute-s 20 --reduce-s 2 --standby-groups 0"
+    found = planned(parser().parse_args([*words.split(), "--params", "1e9", "--reduce", mode, *more.split()]))
+    assert (found["piece_microbatches"], found["piece_step_times"]) == (1, None)
+    assert found["memory_gib_per_gpu"]["accumulator"] == pytest.approx(4 * 1e9 / 8 / GIB, rel=1e-3)
 
 
 def test_what_is_given_is_taken() -> None:

@@ -118,13 +118,14 @@ class Rank:
 
 
 def resources() -> dict[str, int]:
-    """Threads, descriptors and resident memory of this process."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    resident = next(line for line in status if line.startswith("VmRSS"))
+    """Threads, descriptors and memory of this process: not the pages that it shares with the parent that has forked
+    it, of which each look, and the kernel, maps more or fewer."""
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    private = next(line for line in rollup if line.startswith("Private_Dirty"))
     return {
         "threads": len(os.listdir("/proc/self/task")),
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "resident_kib": int(resident.split()[1]),
+        "private_kib": int(private.split()[1]),
     }
 
 

@@ -178,6 +178,7 @@ def test_nothing_but_the_unique_id_passes_through_the_store(ring: list[RingLinks
         with pytest.raises(RuntimeError, match="only NCCL's unique id passes through this store, not 'exception_dump'"):
             backend._store.set("exception_dump", b"1234")
         assert not backend.over
+    for backend in backends:
         backend.cut("the test is over")
 
 

@@ -213,7 +213,7 @@ def test_a_place_belongs_to_one_process(job: Callable[..., ControlJob], size: in
 def test_a_wrong_token_is_one_sentence(job: Callable[..., ControlJob]) -> None:
     one = job(2, 1)
     one.start_coordinator()
-    one.run_dir._token.write_text("another")
+    one.run_dir._token.write_text("another job's token")
     one.start_group(0)
     assert one.ranks[0, 0].wait(30) == ExitCode.BAD_INPUT
     text = one.output("rank-0-0-0")

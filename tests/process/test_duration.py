@@ -12,7 +12,7 @@ WORDS = ("--steps", "100000", "--pieces", "2", "--piece-s", "0.1", "--duration-s
 
 
 def test_a_job_leaves_after_its_time_whatever_dies_before(tmp_path: Path) -> None:
-    inject = ("coordinator-sigkill:group=0,step=4,at=backward", "sigkill:group=1,step=8,at=reduce")
+    inject = ("coordinator-sigkill:group=0,step=2,at=backward", "sigkill:group=1,step=3,at=reduce")
     job = launch(tmp_path, *WORDS, groups=2, group_size=1, inject=inject)
     lines = job.finish(0)
     records = [json.loads(line) for line in (tmp_path / "journal.jsonl").read_text().splitlines()[1:]]

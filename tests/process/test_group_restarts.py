@@ -117,7 +117,8 @@ def test_a_group_is_started_again_only_when_its_host_is_fit(begin: Begin, tmp_pa
     """The check fails twice, for one reason, and is said once; looks are no restarts."""
     mended, looks = tmp_path / "mended", tmp_path / "looks"
     check = f"echo $SPARE_GROUP $LOCAL_RANK >> {looks}; test -e {mended} || {{ echo the fan is broken; exit 7; }}"
-    job = begin(tmp_path, "--spare-health-check", check, "--steps", "100000", "--piece-s", "0.03", restarts=1)
+    words = ("--steps", "100000", "--piece-s", "0.03", "--heartbeat-timeout-s", "8")  # nobody is silent here
+    job = begin(tmp_path, "--spare-health-check", check, *words, restarts=1)
     job.wait_for_step(3)
     job.kill(job.pid(1, 1))
     job.wait_for("two looks", lambda: looks.exists() and len(looks.read_text().splitlines()) == 2)

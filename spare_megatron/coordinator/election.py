@@ -21,6 +21,9 @@ each measures durations on its own.
 4. *A candidate that was stopped between its claim and its copy* finds its term sealed when a later one has copied
    meanwhile. If it copies first, the later one copies its copy.
 
+L is that of the holder, which its term names: a candidate with a shorter lease of its own goes by it, and takes it
+over. So the L of a term is never shorter than that of a holder before it that may still be certain.
+
 This holds even if the keep-alive thread hangs or a process is stopped at any point, because what counts is when a look
 began, not when it returned. Members follow the highest fencing number (:mod:`spare_megatron.control_plane.leader`).
 ``tests/pure/test_lease_model.py`` goes through every order of these events.
@@ -80,7 +83,8 @@ class Watch:
             return "over"
         if vacant and self._vacant_looks < VACANT_LOOKS:
             return "wait"
-        patience_s = self._delay_s + (0.0 if vacant else self._lease_s)
+        lease_s = self._lease_s if newest is None else max(self._lease_s, newest.lease_s)
+        patience_s = self._delay_s + (0.0 if vacant else lease_s)
         return "claim" if now_s - self._since_s >= patience_s else "wait"
 
 
@@ -264,9 +268,9 @@ async def wait_for_lease(run_dir: RunDirectory, index: int, lease_s: float, job_
             if advice == "over" and newest is not None and newest.over is not None:
                 return newest.over
             known_s = time.monotonic()
-            term = terms.claim(newest, job_attempt) if advice == "claim" else None
+            term = terms.claim(newest, job_attempt, lease_s) if advice == "claim" else None
             if term is not None:
-                lease = LeadershipLease(terms, term, lease_s, known_s)
+                lease = LeadershipLease(terms, term, term.lease_s, known_s)
                 try:
                     await lease.enter(newest)
                     return lease

@@ -63,6 +63,8 @@ class Term:
     """The job's exit code, once this job attempt is over."""
     address: CoordinatorAddress | None = None
     """Where the holder serves; None before it does."""
+    lease_s: float = 0.0
+    """The lease by which its holder goes, and who takes over from it; 0 in files of an earlier version."""
 
 
 class Terms:
@@ -78,12 +80,14 @@ class Terms:
         """The newest term; None before the first. Raises UnseenError."""
         return next(self._downwards(), None)
 
-    def claim(self, before: Term | None, job_attempt: int) -> Term | None:
-        """Begin the term after ``before``, the newest one seen; None where another candidate was faster."""
+    def claim(self, before: Term | None, job_attempt: int, lease_s: float = 0.0) -> Term | None:
+        """Begin the term after ``before``, the newest one seen; None where another candidate was faster. Its lease is
+        not shorter than that of a holder which may still go on."""
         published = self._run_dir.coordinator()
         known = before.number if before else 0, published.fencing if published else 0, self._run_dir.accepted_by()
         number = 1 + max(known)
-        term, scratch = Term(number, job_attempt), scratch_of(self._folder / f"claim-{number}")
+        longest_s = max(lease_s, before.lease_s if before is not None and before.over is None else 0.0)
+        term, scratch = Term(number, job_attempt, lease_s=longest_s), scratch_of(self._folder / f"claim-{number}")
         write_json(scratch, to_keys(asdict(term)))
         try:
             failpoints.hit("term.claim")

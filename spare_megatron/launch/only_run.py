@@ -36,12 +36,13 @@ async def no_other_kind(run_dir: RunDirectory, owner: str, *, shared: bool) -> N
 
 
 async def no_other_slurm_job(own: OwnCheckpoints, lease_s: float) -> None:
-    """Raises ConfigError where a coordinator of another Slurm job holds the lease; else returns within ``lease_s``."""
+    """Raises ConfigError where a coordinator of another Slurm job holds the lease; else returns within
+    a lease, ``lease_s`` or that of the last term."""
     if not (own.run_dir.path / "terms").is_dir() or own.has_begun():
         return
-    terms, deadline_s = Terms(own.run_dir), time.monotonic() + lease_s
+    terms, began_s = Terms(own.run_dir), time.monotonic()
     first: Term | None = None
-    while time.monotonic() < deadline_s:
+    while time.monotonic() - began_s < max(lease_s, first.lease_s if first else 0.0):
         with contextlib.suppress(OSError):
             newest = terms.newest()
             if newest is None or newest.over is not None:

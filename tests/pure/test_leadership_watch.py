@@ -169,3 +169,9 @@ def test_who_queues_a_preempted_job_again(
 def test_what_slurm_does_not_tell_counts_as_no(absent: str) -> None:
     reported, config = ({name: text for name, text in all_.items() if name != absent} for all_ in (PREEMPTED, CONFIG))
     assert not queues_preempted(reported, config, "" if absent == "mode" else "REQUEUE")
+
+
+def test_a_candidate_with_a_shorter_lease_goes_by_that_of_the_holder() -> None:
+    """Which shows signs of life ten times in a lease of its own, and may act for half of it after its last look."""
+    slow = Term(1, 1, 5, lease_s=7 * LEASE_S)
+    assert first_claim_s(Watch(0, LEASE_S, 1, 0.0), [slow]) == pytest.approx(7 * LEASE_S, abs=TICK_S)

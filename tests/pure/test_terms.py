@@ -56,6 +56,15 @@ def test_a_claim_is_exclusive_and_the_number_grows(run_dir: RunDirectory) -> Non
     assert one.claim(one.newest(), 1) == Term(9, 1), "above every coordinator that had no term, too"
 
 
+def test_a_lease_is_not_shorter_than_that_of_a_holder_that_may_go_on(run_dir: RunDirectory) -> None:
+    """Nor is that of whoever takes over from one that has not waited for it yet."""
+    terms = Terms(run_dir)
+    assert terms.claim(None, 1, 60.0) == Term(1, 1, lease_s=60.0)
+    assert terms.claim(terms.newest(), 1, 2.0) == Term(2, 1, lease_s=60.0)
+    terms.write(Term(2, 1, over=0, lease_s=60.0))
+    assert terms.claim(terms.newest(), 2, 2.0) == Term(3, 2, lease_s=2.0)
+
+
 @pytest.mark.parametrize("how", ["listing", "gone", "half", "ESTALE"])
 def test_a_look_that_cannot_see_is_no_look(run_dir: RunDirectory, how: str) -> None:
     """A vacancy, or an older term, seen beside a living holder lets a candidate claim."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import security_of
@@ -32,7 +33,7 @@ from spare_megatron.launch.attempt_report import (
     tail,
 )
 from spare_megatron.launch.coordinator_client import CoordinatorClient, with_age
-from spare_megatron.launch.coordinator_restarts import CoordinatorRestarts
+from spare_megatron.launch.coordinator_restarts import COORDINATOR_RESTARTS, CoordinatorRestarts
 from spare_megatron.launch.group_health import GroupHealth
 from spare_megatron.launch.group_restarts import GroupStart, LaunchMemory
 from spare_megatron.launch.group_shapes import GroupShapes, WayHome
@@ -86,6 +87,8 @@ class LocalAttempt:
         self._side = side
         self._coordinator: Child | None = None
         self._restarts = CoordinatorRestarts()
+        self._given_up = ""
+        """Why no other coordinator is started; empty while one would be."""
         self._ending = self._asked_to_stop = False
         starter = self._starter = RankStarter(launch, processes, number, self._rank_ended, preloaded.fork)
         ranks = self._ranks = RankProcesses(starter)
@@ -189,6 +192,8 @@ class LocalAttempt:
 
     def why_failed(self) -> str:
         """Why the job attempt failed, where its coordinator gave no reason."""
+        if self._given_up:
+            return self._given_up
         if self._stopped_hard.is_set():
             return "it was asked to stop a second time, and ended at once"
         return end_of_first([self._first_failure or self._dir.coordinator_errors], f"see {self._dir.logs}")
@@ -231,12 +236,16 @@ class LocalAttempt:
         self._publish()
         if self._exit.done() or self._ending:
             return
+        why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
         killed = status < 0 or status == ExitCode.DISK_FAILED
         if killed and self._restarts.another(time.monotonic()):
-            why = f"was killed by signal {-status}" if status < 0 else "could not write its journal"
             self._announce(f"the coordinator {why}; it is started again")
             self._client.beside(self._start_coordinator())
-        elif status == ExitCode.BAD_INPUT:
+            return
+        if killed:
+            times = counted(COORDINATOR_RESTARTS, "time")
+            self._given_up = f"the coordinator {why}, after it was started again {times} within an hour"
+        if status == ExitCode.BAD_INPUT:
             self._refuse(refusal_of_coordinator(self._dir))
         else:
             self._exit.set_result(status if status >= 0 else int(ExitCode.FAILED))

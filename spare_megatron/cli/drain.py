@@ -25,7 +25,7 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
 from spare_megatron.control_plane import control_pb2 as pb
-from spare_megatron.control_plane.channel import call_once, open_channel, security_of
+from spare_megatron.control_plane.channel import Security, call_once, open_channel, security_of
 from spare_megatron.control_plane.tls_files import tls_fault
 from spare_megatron.monitor.group_numbers import numbered_groups
 from spare_megatron.runtime.run_directory import RunDirectory, glance
@@ -35,6 +35,9 @@ EXAMPLE = """examples:
   spare-drain runs/first --node gpu-0317
   spare-drain runs/first --group 2 --undo"""
 CALL_S = 5.0
+REPLACED_S = 20.0
+"""How long a coordinator is called that does not answer: another one is started, or takes over, within that time."""
+TLS_S = 1.0
 LOOK_S = 0.2
 GONE_S = 120.0
 """How long status.json may stay the same before nobody waits any more: the groups of such a job leave by then."""
@@ -66,31 +69,35 @@ def _group(text: str) -> int:
 
 
 def ask(run_dir: RunDirectory, request: pb.DrainRequest, tls_dir: str) -> pb.DrainAnswer:
-    """The answer, with the groups that leave, or may stay. Raises ConfigError where the coordinator refuses or cannot
-    be reached."""
-    known = run_dir.coordinator()
-    if known is None:
-        raise ConfigError(f"{run_dir.path} has no coordinator.json; give the --run-dir of a job that trains")
-    security = security_of(run_dir, tls_dir)
+    """The answer, with the groups that leave, or may stay. A coordinator that is just being replaced is waited for.
+    Raises ConfigError where the coordinator refuses or cannot be reached."""
+    security, until_s = security_of(run_dir, tls_dir), time.monotonic() + REPLACED_S
+    while True:
+        known = run_dir.coordinator()
+        if known is None:
+            raise ConfigError(f"{run_dir.path} has no coordinator.json; give the --run-dir of a job that trains")
+        try:
+            answer = asyncio.run(_call(known.address, security, request))
+        except grpc.RpcError as error:
+            where, code = f"the coordinator of {run_dir.path} at {known.address}", error.code()
+            if code is grpc.StatusCode.UNAUTHENTICATED:
+                raise ConfigError(f"{where} refused the job token: it is that of another job") from None
+            fault = tls_fault(known.address, security.tls_dir, TLS_S)
+            if not fault and time.monotonic() < until_s and not run_dir.ended.exists():
+                time.sleep(LOOK_S)
+                continue
+            raise ConfigError(
+                fault or f"{where} does not answer ({code.name}); look at spare-status whether the job still runs"
+            ) from None
+        if answer.refusal:
+            raise ConfigError(answer.refusal)
+        return answer
 
-    async def call() -> pb.DrainAnswer:
-        async with open_channel(known.address, security, CALL_S) as channel:
-            answer: pb.DrainAnswer = await call_once(channel, "Drain", security, request, CALL_S, pb.DrainAnswer)
-            return answer
 
-    try:
-        answer = asyncio.run(call())
-    except grpc.RpcError as error:
-        where = f"the coordinator of {run_dir.path} at {known.address}"
-        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
-            raise ConfigError(f"{where} refused the job token: it is that of another job") from None
-        fault = tls_fault(known.address, security.tls_dir, CALL_S)
-        raise ConfigError(
-            fault or f"{where} does not answer ({error.code().name}); look at spare-status whether the job still runs"
-        ) from None
-    if answer.refusal:
-        raise ConfigError(answer.refusal)
-    return answer
+async def _call(address: str, security: Security, request: pb.DrainRequest) -> pb.DrainAnswer:
+    async with open_channel(address, security, CALL_S) as channel:
+        answer: pb.DrainAnswer = await call_once(channel, "Drain", security, request, CALL_S, pb.DrainAnswer)
+        return answer
 
 
 def departures(run_dir: RunDirectory, groups: Sequence[int], epoch: int) -> Iterator[tuple[int, int | None]]:

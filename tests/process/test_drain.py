@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from spare_megatron.checkpoint.folder import last_good, step_of
@@ -12,9 +14,12 @@ from spare_megatron.cli import drain as drain_command
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.launch.attempt_report import note_end
 from spare_megatron.monitor.run_files import RunFiles
 from spare_megatron.runtime.failpoints import VARIABLE
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 from tests.process.harness import RESTARTS, Job, launch
 from tests.process.returning import check_voted, leave_whole
 
@@ -77,6 +82,35 @@ def test_a_status_of_before_the_request_says_nothing(
     monkeypatch.setattr(drain_command, "glance", lambda path: next(left))
     monkeypatch.setattr(drain_command, "LOOK_S", 0.0)
     assert list(drain_command.departures(RunDirectory("unread"), [2], 3)) == [(2, reported)]
+
+
+def test_a_coordinator_that_is_just_being_replaced_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Unless the launcher has left."""
+    run_dir, called = RunDirectory(tmp_path), list[str]()
+    run_dir.token(create=True)
+    first = CoordinatorAddress("127.0.0.1:1", 1, 1, 0, 1, "here")
+
+    class Unavailable(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+    async def call(address: str, security: object, request: object) -> pb.DrainAnswer:
+        called.append(address)
+        if address == first.address:
+            run_dir.publish_coordinator(replace(first, address="127.0.0.1:2", fencing=2))
+            raise Unavailable
+        return pb.DrainAnswer(groups=[2])
+
+    monkeypatch.setattr(drain_command, "_call", call)
+    run_dir.publish_coordinator(first)
+    assert list(drain_command.ask(run_dir, pb.DrainRequest(groups=[2]), "").groups) == [2]
+    assert called == ["127.0.0.1:1", "127.0.0.1:2"]
+    first = replace(first, address="127.0.0.1:2")
+    note_end(run_dir, ExitCode.FINISHED)
+    with pytest.raises(ConfigError, match=r"at 127.0.0.1:2 does not answer \(UNAVAILABLE\)"):
+        drain_command.ask(run_dir, pb.DrainRequest(groups=[2]), "")
 
 
 def test_nobody_waits_for_a_group_of_a_job_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

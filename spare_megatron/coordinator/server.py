@@ -191,6 +191,8 @@ class Coordinator:
         lease, work = self._options.lease, [self._watch(), self._write_status(), collect_in_pauses()]
         publish = partial(self._dir.publish_coordinator if lease is None else lease.publish, address)
         self._backlog.do(publish)
+        ended = self._dir.ended  # an earlier launcher's: the job goes on, perhaps without one
+        self._records.side.write(ended.name, partial(ended.unlink, missing_ok=True))
         work.append(self._keep_published(publish) if lease is None else lease.until_lost())
         return [asyncio.create_task(one) for one in work]
 

@@ -23,6 +23,7 @@ from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane.channel import Security, call_once, open_channel
 from spare_megatron.control_plane.tls_files import NO_TLS, TLS_FILES, TLS_NAME
 from spare_megatron.coordinator.journal import Record
+from spare_megatron.launch.attempt_report import note_end
 from spare_megatron.protocol.messages import Hello, JoinersLate, Lost, Opened, SendFenced
 from spare_megatron.runtime.failpoints import VARIABLE
 from tests.process.control_job import ControlJob
@@ -54,10 +55,12 @@ def losses(one: ControlJob) -> list[Lost]:
 
 def test_an_undisturbed_job_commits_every_step_once(job: Callable[..., ControlJob]) -> None:
     one = job(2, 2, "--steps 30")
+    note_end(one.run_dir, ExitCode.FAILED)  # of an earlier launcher
     one.start()
     assert one.finish() == ExitCode.FINISHED
     assert set(one.exits().values()) == {ExitCode.FINISHED}
     one.check_steps(30)
+    assert not one.run_dir.ended.exists()
     assert all(line["pieces_computed"] == line["pieces"] == 8 for line in one.metrics())
     assert one.run_dir._token.stat().st_mode & 0o777 == 0o600
     assert "iteration       30/      30" in one.output("coordinator")

@@ -321,8 +321,13 @@ class Lock:
         try:
             fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except OSError as error:
-            if shared and not isinstance(error, BlockingIOError):
-                return  # there are no locks here, as on some file systems of clusters
+            if not isinstance(error, BlockingIOError):
+                if shared:
+                    return  # there are no locks here, as on some file systems of clusters
+                self._file.close()
+                raise ConfigError(
+                    f"{path} cannot be locked: {error.strerror}; give a run directory on a file system with locks"
+                ) from None
             holder = holder_of(self._file) or "another process"
             self._file.close()
             raise ConfigError(

@@ -43,6 +43,8 @@ def test_candidates_begin_where_a_file_system_has_no_locks(tmp_path: Path, monke
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     RunDirectory(tmp_path).lock("coordinator", "a job", shared=True).release()
+    with pytest.raises(ConfigError, match="cannot be locked: Function not implemented; give a run directory on"):
+        RunDirectory(tmp_path).lock("coordinator", "a job")
 
 
 def test_a_slurm_job_takes_over_from_what_is_left_of_itself_alone(tmp_path: Path) -> None:

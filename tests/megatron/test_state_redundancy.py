@@ -3,6 +3,7 @@ keep all, bit for bit, also where groups are killed; and a group has no memory f
 
 from __future__ import annotations
 
+import json
 import re
 import weakref
 from collections.abc import Iterator, Sequence
@@ -115,6 +116,8 @@ def test_two_copies_of_each_shard_give_the_bits_of_three(
     lines = job.finish(timeout_s=200)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     check_bits(job.run_dir, undisturbed)
+    copies = json.loads((job.run_dir / "status.json").read_text())["state_copies"]
+    assert not copies["copying"], "who got a copy says so at once"
 
 
 EXPERTS = (

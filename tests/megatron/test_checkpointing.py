@@ -28,8 +28,10 @@ PREDICTING: dict[str, Any] = {
     "global_batch_size": BATCH,
     "positions": "rope",
     "transformer": {"mtp_num_layers": 1},
+    "optimizer": {"decoupled_lr": 1e-3},
 }
-"""The last stage has the tied embedding, for its layer of multi-token prediction, and no weight of an output layer."""
+"""The last stage has a copy of the tied embedding, for its layer of multi-token prediction, with its learning rate, and
+no weight of an output layer."""
 HALF = {"steps": STEPS, "global_batch_size": BATCH, "transformer": {"bf16": True}, "tied": False}
 
 FIRST = {

@@ -280,20 +280,26 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
             given["vp_stage"] = stage
         module = provider(**given)
         module.model_type = ModelType.encoder_or_decoder
-        _leave_out_unused_head(module)
+        _mend_prediction_stage(module)
         if stage is not None:
             module.vp_stage = stage
         chunks.append(module)
     return chunks
 
 
-def _leave_out_unused_head(module: torch.nn.Module) -> None:
-    """Take away the weight of an output layer that uses the tied embedding of the layers of multi-token prediction on
-    its stage. megatron-core makes it, never uses it, and does not save a stage that has it."""
+def _mend_prediction_stage(module: torch.nn.Module) -> None:
+    """Where layers of multi-token prediction have a copy of the embedding on their stage, have the optimizer treat it
+    as the first stage's. megatron-core does that since 0.19; before, ``--decoupled-lr`` drives the copies apart.
+
+    Where embeddings are tied, leave out the weight of the output layer, which gets the copy instead. megatron-core
+    makes it, never uses it, and does not save a stage that has it."""
     for part in module.modules():
-        head = getattr(part, "output_layer", None)
-        tied = getattr(part, "mtp_process", False) and getattr(part, "share_embeddings_and_output_weights", False)
-        if tied and isinstance(head, torch.nn.Module):
+        if not getattr(part, "mtp_process", False):
+            continue
+        embedding, head = getattr(part, "embedding", None), getattr(part, "output_layer", None)
+        if embedding is not None:
+            embedding.word_embeddings.weight.is_embedding_or_output_parameter = True
+        if getattr(part, "share_embeddings_and_output_weights", False) and isinstance(head, torch.nn.Module):
             head.weight = None
 
 

@@ -230,7 +230,8 @@ class Int32:
 
     def restore(self, state: ScalesState) -> None:
         self.adopt(state.common)
-        self.scales.magnitudes = torch.cat(list(state.slots)).to(self.exponents.device)
+        none = self.scales.magnitudes[:0].cpu()  # all of a stage may be frozen
+        self.scales.magnitudes = torch.cat([none, *state.slots]).to(self.exponents.device)
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:

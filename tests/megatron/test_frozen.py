@@ -1,17 +1,20 @@
 """Exact sums where parameters are frozen: all of a stage, or tied embeddings. The weights do not depend on the number
-of stages, and a group in a smaller shape has home's rows."""
+of stages, a group in a smaller shape has home's rows, and a job that goes on from a checkpoint ends as one that went
+on."""
 
 from __future__ import annotations
 
 import re
 import zlib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from tests.megatron import toy
+from tests.megatron.test_engine import alone
 from tests.megatron.test_parity import case
 from tests.spawn import run_ranks
 
@@ -26,8 +29,14 @@ STEPS = 2
 HOME = {"reduce": "exact", "groups": 1, "global_batch_size": 4, "steps": STEPS, "optimizer": {"clip_grad": 0.05}}
 
 
-def worker(rank: int, store: Any, _: None) -> dict[str, Any]:
-    """Row by row the checksums of the sums, and the weights by their names, of each case and number of stages."""
+SAVED = 3
+"""The first step that ``exact32`` applies."""
+RESUMED = {"fp32": {"reduce": "exact"}, "bf16": {"reduce": "exact32", "transformer": {"bf16": True}}}
+
+
+def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
+    """Row by row the checksums of the sums, and the weights by their names, of each case and number of stages; and what
+    the job and one that goes on from its checkpoint have in the end, where nothing of the first stage is trained."""
     from torch.distributed import PrefixStore
 
     found = {}
@@ -36,15 +45,38 @@ def worker(rank: int, store: Any, _: None) -> dict[str, Any]:
             if rank < stages:
                 place = PrefixStore(f"{kind} {stages}", store)
                 found[f"{kind}, {stages}"] = trained(case(pipeline=stages, **HOME), pattern, rank, place)
+    for kind, changes in RESUMED.items():
+        one, pattern = case(pipeline=2, **{**HOME, **changes}), FROZEN["all but a norm"]
+        for way in ("saved", "loaded"):
+            place = PrefixStore(f"{kind} {way}", store)
+            found[f"{kind}, {way}"] = resumed(one, pattern, rank, place, f"{directory}/{kind}", way == "loaded")
     return found
 
 
-def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dict[str, Any]:
-    from spare_megatron.config.rows import RowCut
-    from spare_megatron.config.stage_cut import StageCut
+def resumed(one: dict[str, Any], pattern: str, position: int, store: Any, path: str, loads: bool) -> dict[str, int]:
+    """The checksums of weights and state after a step that follows the checkpoint."""
+    from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
+    from spare_megatron.megatron_adapter.model import world as group_world
+
+    engine = engine_of(one, pattern, position, store)
+    try:
+        if loads:
+            loaded = group_checkpoint.load(path, engine.replica)
+            engine.exact.restore(loaded.rank_state, loaded.read_rank_states)
+        for step in range(SAVED + 1 if loads else 1, SAVED + 2):
+            alone(engine, step, [[0, 1]])
+            if step == SAVED:
+                kept = engine.exact.state
+                group_checkpoint.save(path, engine.replica, step=step, consumed_samples=0, rank_state=kept)
+        return dict(engine.weights_checksums())
+    finally:
+        group_world.destroy()
+
+
+def engine_of(one: dict[str, Any], pattern: str, position: int, store: Any, **options: Any) -> Any:
+    """An engine whose parameters with this pattern in their names are frozen."""
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world as group_world
-    from spare_megatron.megatron_adapter.model.global_names import parameter_names
     from spare_megatron.megatron_adapter.model.replica import build_replica, default_model_provider, transformer_config
     from tests.megatron import groups
 
@@ -52,18 +84,26 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
     world = group_world.init_group_world(shape, position, store, timeout_s=60.0)
     provide = default_model_provider(settings, transformer_config(settings, shape))
     replica = build_replica(settings, world, lambda *a, **named: frozen(provide(*a, **named), pattern))
-    names = parameter_names(replica.chunks)
+    forward = partial(toy.forward_step, convention=one["convention"])
+    return MegatronEngine(replica, world, forward, groups.source_of(shape, 0), method=one["reduce"], **options)
+
+
+def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dict[str, Any]:
+    from spare_megatron.config.rows import RowCut
+    from spare_megatron.config.stage_cut import StageCut
+    from spare_megatron.megatron_adapter.model import world as group_world
+    from spare_megatron.megatron_adapter.model.global_names import parameter_names
+    from tests.megatron import groups
+
+    cut = RowCut(StageCut(toy.TRANSFORMER["num_layers"], 2), (1,))
+    rows = tuple(range(cut.number)) if one["pipeline"] == 1 else ()
+    engine = engine_of(one, pattern, position, store, rows=rows, cut=cut)
+    names = parameter_names(engine.replica.chunks)
     for parameter, name in names.items():
         of_name = torch.Generator().manual_seed(
             zlib.crc32(name.replace("output_layer", "embedding.word_embeddings").encode())
         )
         parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=of_name))
-    cut = RowCut(StageCut(toy.TRANSFORMER["num_layers"], 2), (1,))
-    rows = tuple(range(cut.number)) if shape.pipeline == 1 else ()
-    forward = partial(toy.forward_step, convention=one["convention"])
-    engine = MegatronEngine(
-        replica, world, forward, groups.source_of(shape, 0), method=one["reduce"], rows=rows, cut=cut
-    )
     done = list[int]()
     engine.on_piece = lambda phase, n: done.append(n) if phase == "backward" else None
     try:
@@ -94,8 +134,11 @@ def frozen(model: torch.nn.Module, pattern: str) -> torch.nn.Module:
     return model
 
 
-def test_what_is_frozen_changes_neither_sums_nor_shapes() -> None:
-    first, second = run_ranks("tests.megatron.test_frozen:worker", [None] * 2)
+def test_what_is_frozen_changes_neither_sums_nor_shapes_nor_checkpoints(tmp_path: Path) -> None:
+    first, second = run_ranks("tests.megatron.test_frozen:worker", [str(tmp_path)] * 2)
+    for kind in RESUMED:
+        for rank in (first, second):
+            assert rank[f"{kind}, loaded"] == rank[f"{kind}, saved"], f"{kind}: weights or state of a resumed job"
     for kind in FROZEN:
         home, smaller = (first[f"{kind}, 2"], second[f"{kind}, 2"]), first[f"{kind}, 1"]
         together = {**home[1]["weights"], **home[0]["weights"]}

@@ -124,6 +124,7 @@ class Checkpointer:
                 optimizer_gather.give_first_state(replica)
                 whole = optimizer_gather.gathered(replica)
             state = _sharded_state(whole, dict(_CONTENT), is_loading=False, optimizer=True)
+            _share_step(_parts(state["optimizer"]))
             add_distributed(_parts(state["optimizer"]))
             state["opt_param_scheduler"] = replica.scheduler.state_dict()
             state[_STATE_SHARDS] = state_shards
@@ -369,6 +370,8 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
                 group.pop(name, None)
                 group.update({name: own[name]} if name in own else {})
         inner.setdefault("state", {})
+        if hasattr(current, "fp32_from_float16_groups"):  # megatron-core's load drops lists without a tensor
+            part.setdefault("fp32_from_fp16_params", [[] for _ in current.fp32_from_float16_groups])
         step = max(steps, default=0.0)  # for one that counts none, such as Lion, 0 is stored
         if is_soap(current):
             inner["state"]["common_step"] = int(step)
@@ -380,6 +383,17 @@ def _with_saved_options(state: dict[Any, Any], saved: dict[Any, Any], replica: R
         if scalers:
             part["grad_scaler"] = scalers[0]
     return state
+
+
+def _share_step(parts: list[dict[str, Any]]) -> None:
+    """Have each rank know how many updates were counted: what a checkpoint stores once is rank 0's, and where all of
+    its stage is frozen it has counted none. Collective in the group."""
+    states = [_inner(part).setdefault("state", {}) for part in parts]
+    known = max((float(state["common_step"]) for state in states if "common_step" in state), default=0.0)
+    step = torch.tensor([known], dtype=torch.float64).to(compute_device())
+    dist.all_reduce(step, op=dist.ReduceOp.MAX)
+    if step.item() > known:
+        states[0]["common_step"] = torch.tensor(step.item(), dtype=torch.float32)
 
 
 def _parts(state: dict[Any, Any]) -> list[dict[str, Any]]:

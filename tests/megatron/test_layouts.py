@@ -120,6 +120,8 @@ def compare(directory: Path, made: dict[str, dict[str, Any]], processes: int) ->
     reported = run_ranks("tests.megatron.test_layouts:worker", [task] * processes, timeout_s=500.0)[0]
     norms = {name: [line["grad_norm"] for line in lines] for name, lines in reported.items() if name != "origin"}
     assert all(norm > CLIP for some in norms.values() for norm in some), f"clipping does not bite: {norms}"
+    lines = {json.dumps(one) for name, one in reported.items() if name != "origin"}
+    assert len(lines) == 1, f"layouts report other figures: {lines}"
     digests = {name: digest(directory / name, optimizer=True) for name in made}
     assert len(set(digests.values())) == 1, json.dumps({"digests": digests, "norms": norms}, indent=2)
 

@@ -494,6 +494,7 @@ def _saver(
     flags = plain(vars(args))
     batches = start.batches(job)
     checkpointer = group_checkpoint.Checkpointer(engine.replica, optimizer=not config.no_save_optim)
+    checkpointer.check()
 
     def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
         consumed = batches.consumed_before(step + 1)

@@ -92,7 +92,7 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
     from spare_megatron.config.rows import RowCut
     from spare_megatron.config.stage_cut import StageCut
     from spare_megatron.megatron_adapter.model import world as group_world
-    from spare_megatron.megatron_adapter.model.global_names import parameter_names
+    from spare_megatron.megatron_adapter.model.global_names import parameter_names, unwrapped
     from tests.megatron import groups
 
     cut = RowCut(StageCut(toy.TRANSFORMER["num_layers"], 2), (1,))
@@ -104,6 +104,7 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
             zlib.crc32(name.replace("output_layer", "embedding.word_embeddings").encode())
         )
         parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=of_name))
+    refused = refusal(engine)
     done = list[int]()
     engine.on_piece = lambda phase, n: done.append(n) if phase == "backward" else None
     try:
@@ -120,9 +121,33 @@ def trained(one: dict[str, Any], pattern: str, position: int, store: Any) -> dic
             engine.apply(step, results, engine.scalars())
         weights = {name: zlib.crc32(parameter.detach().numpy().tobytes()) for parameter, name in names.items()}
         begin = [row.state_tensors() for row in engine.rows()]
-        return {"sums": sums, "weights": weights, "state": [sorted(tensors) for tensors in begin], "done": done}
+        if position + 1 == one["pipeline"]:
+            unwrapped(engine.replica.chunks[0]).sharded_state_dict = cannot_be_saved
+        return {
+            "sums": sums,
+            "weights": weights,
+            "state": [sorted(tensors) for tensors in begin],
+            "done": done,
+            "refused": [refused, refusal(engine)],
+        }
     finally:
         group_world.destroy()
+
+
+def refusal(engine: Any) -> str:
+    """Why the model cannot be saved, if it cannot."""
+    from spare_megatron.config.errors import ConfigError
+    from spare_megatron.megatron_adapter.checkpoint.group_checkpoint import Checkpointer
+
+    try:
+        Checkpointer(engine.replica).check()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def cannot_be_saved(**_: Any) -> None:
+    raise AssertionError("a key too many")
 
 
 def frozen(model: torch.nn.Module, pattern: str) -> torch.nn.Module:
@@ -145,6 +170,12 @@ def test_what_is_frozen_changes_neither_sums_nor_shapes_nor_checkpoints(tmp_path
         shared = "output_layer.weight"
         assert together.pop(shared, None) in (None, together["embedding.word_embeddings.weight"])
         assert smaller["weights"] == together, kind
+        for one in (*home, smaller):
+            layers = "megatron-core stores that of all layers as one tensor, and some of them are frozen"
+            assert (layers in one["refused"][0]) == (kind == "the first stage"), f"{kind}: {one['refused']}"
+            assert one["refused"][1] == "this model cannot be saved: a key too many; leave --save out", (
+                "all ranks say so"
+            )
         assert [one["done"] for one in (*home, smaller)] == [[0, 1] * STEPS] * 3, f"{kind}: pieces done"
         assert smaller["sums"] == [a + b for a, b in zip(home[0]["sums"], home[1]["sums"], strict=True)], kind
         assert smaller["state"] == home[0]["state"] + home[1]["state"], kind

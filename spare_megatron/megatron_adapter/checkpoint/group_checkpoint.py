@@ -11,6 +11,7 @@ Promises: ``save`` returns on every rank only when all files are written; other 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,9 +28,11 @@ install_cpu_shims()
 
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, apply_factories
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAME
+from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint.api import CheckpointException
 
 from spare_megatron.config.errors import ConfigError
@@ -55,6 +58,7 @@ from spare_megatron.megatron_adapter.versions import TESTED_CORE_VERSIONS, core_
 
 CHECKPOINT_VERSION = 3.0
 _REASON_CHARS = 250
+_KEY = re.compile(r"key='([^']+)'")
 _HERE = "optimizer of this layout"
 """The key under which a load collects optimizer tensors. Under Megatron's key, 'optimizer', megatron-core would merge
 them by position with the parameter groups of the layout that saved them. These may be other groups: expert parameters
@@ -89,6 +93,40 @@ class Checkpointer:
         ``--no-save-optim``."""
         self._replica, self._optimizer = replica, optimizer
         self._writer = ShareWriter()
+
+    def check(self) -> None:
+        """Raise ConfigError, on every rank, where megatron-core cannot save this model: a job says so before it trains,
+        and not with its first save. Collective."""
+        found: dict[str, Any] = {}
+        reason = ""
+        try:
+            found = _sharded_state(self._replica, dict(_CONTENT), is_loading=False, optimizer=False)
+        except (AssertionError, CheckpointingException, NotImplementedError, ValueError) as error:
+            reason = f"this model cannot be saved: {_shortened(error) or type(error).__name__}; leave --save out"
+        self._agree(reason)
+        if not self._optimizer:
+            return
+        tensors = [one for state in found.values() for one in nested_values(state)]
+        trained = {str(n): one for n, one in enumerate(tensors) if getattr(one.data, "requires_grad", False)}
+        apply_factories(trained)
+        metadata = determine_global_metadata(trained)[1]
+        try:
+            validate_sharding_integrity(metadata)
+        except CheckpointingException as error:
+            key = _KEY.search(str(error))
+            reason = (
+                f"the optimizer's state of {key[1] if key else 'this model'} cannot be saved: megatron-core stores "
+                "that of all layers as one tensor, and some of them are frozen; freeze all or none of these layers, or "
+                "give --no-save-optim"
+            )
+        self._agree(reason)
+
+    @staticmethod
+    def _agree(reason: str) -> None:
+        reasons = [""] * dist.get_world_size()
+        dist.all_gather_object(reasons, reason)
+        if first := next(filter(None, reasons), ""):
+            raise ConfigError(first)
 
     def take(
         self,
@@ -319,6 +357,10 @@ def _stored(directory: Path) -> Mapping[str, Any]:
         return dict(load_sharded_metadata(str(directory)))
     except Exception as error:  # a damaged pickle may raise anything
         raise _unreadable(directory, error) from error
+
+
+def _shortened(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_REASON_CHARS]
 
 
 def _unreadable(directory: Path, error: Exception) -> ConfigError:

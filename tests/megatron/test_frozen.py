@@ -39,12 +39,19 @@ def worker(rank: int, store: Any, directory: str) -> dict[str, Any]:
     the job and one that goes on from its checkpoint have in the end, where nothing of the first stage is trained."""
     from torch.distributed import PrefixStore
 
-    found = {}
+    from spare_megatron.megatron_adapter.model import world as group_world
+
+    found: dict[str, Any] = {}
     for kind, pattern in FROZEN.items():
         for stages in (2, 1):
             if rank < stages:
                 place = PrefixStore(f"{kind} {stages}", store)
                 found[f"{kind}, {stages}"] = trained(case(pipeline=stages, **HOME), pattern, rank, place)
+    plain = {"optimizer": "sgd", "sgd_momentum": 0.0}
+    one = case(pipeline=2, **{**HOME, "optimizer": plain})
+    engine = engine_of(one, FROZEN["the first stage"], rank, PrefixStore("plain", store))
+    found["refused without state"] = refusal(engine)
+    group_world.destroy()
     for kind, changes in RESUMED.items():
         one, pattern = case(pipeline=2, **{**HOME, **changes}), FROZEN["all but a norm"]
         for way in ("saved", "loaded"):
@@ -161,8 +168,9 @@ def frozen(model: torch.nn.Module, pattern: str) -> torch.nn.Module:
 
 def test_what_is_frozen_changes_neither_sums_nor_shapes_nor_checkpoints(tmp_path: Path) -> None:
     first, second = run_ranks("tests.megatron.test_frozen:worker", [str(tmp_path)] * 2)
-    for kind in RESUMED:
-        for rank in (first, second):
+    for rank in (first, second):
+        assert not rank["refused without state"], "SGD without momentum has nothing to save"
+        for kind in RESUMED:
             assert rank[f"{kind}, loaded"] == rank[f"{kind}, saved"], f"{kind}: weights or state of a resumed job"
     for kind in FROZEN:
         home, smaller = (first[f"{kind}, 2"], second[f"{kind}, 2"]), first[f"{kind}, 1"]

@@ -107,7 +107,8 @@ class Checkpointer:
         if not self._optimizer:
             return
         tensors = [one for state in found.values() for one in nested_values(state)]
-        trained = {str(n): one for n, one in enumerate(tensors) if getattr(one.data, "requires_grad", False)}
+        keeps = any(map(optimizer_gather.keeps_state, self._replica.optimizer.chained_optimizers))
+        trained = {str(n): one for n, one in enumerate(tensors) if keeps and getattr(one.data, "requires_grad", False)}
         apply_factories(trained)
         metadata = determine_global_metadata(trained)[1]
         try:

@@ -99,6 +99,11 @@ def kinds(part: Any) -> tuple[str, ...]:
     return moments(part)
 
 
+def keeps_state(part: Any) -> bool:
+    """Whether one of megatron-core's optimizers has something for each parameter beside the parameter itself."""
+    return part.optimizer is not None and bool(kinds(part) or hasattr(part, "fp32_from_float16_groups"))
+
+
 def give_first_state(replica: Replica) -> None:
     """Give each optimizer that was never updated the state with which it would begin: zeros, step 0. An update has the
     same result with it and without."""

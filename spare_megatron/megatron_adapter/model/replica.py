@@ -289,7 +289,7 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
 
 def _mend_prediction_stage(module: torch.nn.Module) -> None:
     """Where layers of multi-token prediction have a copy of the embedding on their stage, have the optimizer treat it
-    as the first stage's. megatron-core does that since 0.19; before, ``--decoupled-lr`` drives the copies apart.
+    as the first stage's. megatron-core does that in 0.19; in 0.16 ``--decoupled-lr`` drives the copies apart.
 
     Where embeddings are tied, leave out the weight of the output layer, which gets the copy instead. megatron-core
     makes it, never uses it, and does not save a stage that has it."""

@@ -73,14 +73,3 @@ def add_tls_dir(made: argparse.ArgumentParser, where: str) -> None:
         help="directory of ca.pem, cert.pem and key.pem for mutual TLS, or 'none'; default: one that is made in the "
         f"run directory {where}",
     )
-
-
-def add_script(made: argparse.ArgumentParser, run_dir: str, **how: Any) -> None:
-    """The ranks' script and its flags, which come last, and what is otherwise taken from those flags; ``run_dir``: the
-    help of ``--run-dir``, ``how``: further arguments for the script."""
-    add = made.add_argument
-    add("--run-dir", metavar="DIR", help=run_dir)
-    add("--group-size", type=int, metavar="M", help="ranks of a group; default: from the script's parallelism flags")
-    add("-m", "--module", action="store_true", help="the script is the name of a module")
-    add("script", help="the Python script that every rank runs", **how)
-    add("flags", nargs=argparse.REMAINDER, metavar="FLAGS...", help="the flags of the script")

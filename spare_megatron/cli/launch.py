@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
-from spare_megatron.cli.commands import add_script, add_tls_dir, command
+from spare_megatron.cli.commands import add_tls_dir, command
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.report import leave_report
+from spare_megatron.cli.script_words import add_script, parse_launch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import FORM, check_injections, parse_injection
 from spare_megatron.config.plural import counted
@@ -142,7 +143,7 @@ def launch_of(args: argparse.Namespace) -> Launch:
 @command("spare-launch")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
-    args = parser().parse_args(argv)
+    args = parse_launch(parser(), argv)
     usual_signals()
     outlive_the_disk()
     ask_for_short_waits(inherited=False)  # deaths are seen here; ranks compute

@@ -17,12 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from spare_megatron.checkpoint.saved_args import saved_args
-from spare_megatron.cli.commands import add_script, add_tls_dir, command
+from spare_megatron.cli.commands import add_tls_dir, command
 from spare_megatron.cli.coordinator import LEASE_S
 from spare_megatron.cli.coordinator import run as run_coordinator
 from spare_megatron.cli.display import Display
 from spare_megatron.cli.launch import script_command
 from spare_megatron.cli.report import leave_report
+from spare_megatron.cli.script_words import add_script, parse_launch
 from spare_megatron.config.allocation import Allocation, allocation_of, of_batch_script
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -220,7 +221,7 @@ def coordinate(launch: SlurmLaunch, args: argparse.Namespace) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns an exit code of spare_megatron.config.exits."""
     words = sys.argv[1:] if argv is None else argv
-    args = parser().parse_args(words)
+    args = parse_launch(parser(), words)
     usual_signals()
     outlive_the_disk()
     failpoints.act_as("launch")

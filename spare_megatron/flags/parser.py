@@ -93,6 +93,14 @@ def whole_number_with_point(text: str) -> int:
     return int(value)
 
 
+OF_LAUNCHERS = {
+    **dict.fromkeys(
+        ("--num-groups", "--group-size", "--run-dir", "--listen", "--tls-dir"), "spare-launch and spare-slurm"
+    ),
+    "--inject": "spare-launch",
+    **dict.fromkeys(("--candidates", "--lease-s", "--srun", "--no-requeue", "--lend"), "spare-slurm"),
+}
+"""Flag of a launcher's own -> whose."""
 UNKNOWN_MAX = 4
 """So many unknown flags have a line of their own."""
 WITH_POINT = ("rotary_base",)
@@ -284,7 +292,7 @@ def parse(
             raise ConfigError(refusals.all_sentences(given.refused)) from None
         raise
     names = list(dict.fromkeys(word.partition("=")[0] for word in unknown if word.startswith("-")))
-    sentences = [f"there is no flag {name}{nearest(name, own)}" for name in names[:UNKNOWN_MAX]]
+    sentences = [_unknown(name, own) for name in names[:UNKNOWN_MAX]]
     sentences += [f"nor are there flags {' '.join(names[UNKNOWN_MAX:])}"] if names[UNKNOWN_MAX:] else []
     if given.refused:
         sentences.append(refusals.all_sentences(given.refused, refusals.LINES_MAX - len(sentences)))
@@ -304,6 +312,14 @@ def parse(
         setattr(namespace, key, value)
     namespace.spare_notes = tuple(no_effect.notes(given.noted, namespace))
     return namespace
+
+
+def _unknown(name: str, own: frozenset[str]) -> str:
+    """Why there is no such flag."""
+    if name not in OF_LAUNCHERS:
+        return f"there is no flag {name}{nearest(name, own)}"
+    also = "; --spare-check reads SPARE_NUM_GROUPS=N from the environment" if name == "--num-groups" else ""
+    return f"{name} is a flag of {OF_LAUNCHERS[name]}, so it comes before the script{also}"
 
 
 def megatron_start(parser: argparse.ArgumentParser) -> dict[str, Any]:

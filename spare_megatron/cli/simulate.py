@@ -197,7 +197,7 @@ def _add_policy(made: argparse.ArgumentParser) -> None:
         help=f"offsets of the placement (default: {_D.policy.placement})",
     )
     add("--standby-groups", type=int, default=0, help="number of started groups that replace lost ones (default: 0)")
-    add("--restart-after", type=int, metavar="K", help="make a planned restart after K losses")
+    add("--restart-after", type=int, metavar="K", help="make a planned restart once K groups are lost")
     add(
         "--adopt-s",
         type=float,

@@ -289,7 +289,7 @@ class JobTuning:
             after = self._first.restart_after_failures if self._first is not None else None
             if after is None or lost < after or self._measured is None or not restart_pays(self._measured, live, left):
                 return None
-            why = f"the choice at the start was after {after}"
+            why = f"the choice at the start was with {after}"
         of = state.job.num_groups
         return StopRequested(f"{PLANNED}: {lost} of {of} groups are lost, {why}, {left} steps are left")
 

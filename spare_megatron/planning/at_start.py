@@ -69,6 +69,7 @@ class Choice:
     save_interval_steps: int
     save_interval_s: float
     restart_after_failures: int | None
+    """The number of lost groups with which the job restarts by itself; None: it does not."""
     mtbf_s: float
     """The mean time between losses in the whole job that was assumed."""
     time_to_train_ratio: float | None
@@ -89,7 +90,7 @@ class Choice:
         return [
             ("redundancy", f"{self.redundancy}{later}"),
             ("save interval", f"{counted(self.save_interval_steps, 'step')} ({self.save_interval_s:.0f} s)"),
-            ("planned restart", "none" if planned is None else f"after {counted(planned, 'loss', 'losses')}"),
+            ("planned restart", "none" if planned is None else f"with {counted(planned, 'group')} lost"),
             ("mean time between losses", f"{self.mtbf_s:.0f} s"),
             ("losses endured", f"{self.endurable_failures:.1f}"),
             ("time to train / failure-free", "none" if ratio is None else f"{ratio:.3f}"),

@@ -167,7 +167,7 @@ def candidate(cluster: ClusterFigures, redundancy: int) -> Candidate:
         found = rejoin.steady_course(num_groups, sharing, costs)
     until = loads.mean
     if found is not None and found.restart_after is not None:
-        states = min(len(loads.after), max(1, found.restart_after - cluster.standby_groups))
+        states = min(len(loads.after), found.restart_after)
         weights = lifetimes.survival[:states]
         until = float((loads.after[:states] * weights).sum() / weights.sum())
     staged = redundancy * cluster.data_gib / num_groups if cluster.data == "staged" else 0.0
@@ -282,9 +282,7 @@ def _reason(cluster: ClusterFigures, chosen: Candidate, candidates: tuple[Candid
         losers = [each for each in candidates if abs(each.redundancy - chosen.redundancy) == 1]
         parts.extend(_why(each, chosen) for each in losers if each is not best)
     if found.restart_after is not None:
-        parts.append(
-            f"a planned restart after {counted(found.restart_after, 'loss', 'losses')} beats going on with fewer groups"
-        )
+        parts.append(f"a planned restart with {counted(found.restart_after, 'group')} lost beats going on with fewer")
     elif cluster.rejoin_s is not None:
         parts.append("lost groups come back, so no restart is planned")
         parts.append(_return(cluster, chosen))

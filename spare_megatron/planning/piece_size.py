@@ -85,7 +85,7 @@ def with_figures(
         redundancy: hosts of a shard.
         shards: microbatches of a shard, for each batch size of the job; the largest one counts.
         share: s(C).
-        restart_after: losses after which a planned restart brings all groups back.
+        restart_after: number of lost groups with which a planned restart brings all back.
     """
     most, sizes = max(shards), sizes_that_fit(shards)
     times = {size: step_time(cluster, redundancy, most // size, share(size), restart_after) for size in sizes}
@@ -117,7 +117,7 @@ def step_time(
         cluster.steps * base_s,
         rejoin_s=cluster.rejoin_s,
         standby_groups=cluster.standby_groups,
-        restart_after=restart_after,
+        restart_after=None if restart_after is None else restart_after + cluster.standby_groups,
     )
     lost = np.flatnonzero(shares > SHARE_MIN)
     work, living = loads.after[np.minimum(lost, len(loads.after) - 1)], num_groups - lost

@@ -69,7 +69,8 @@ class ExpectedRun:
     interval_steps: int
     interval_s: float
     restart_after: int | None
-    """Number of losses after which a planned restart is better than going on; None where it never is."""
+    """Number of lost groups with which a planned restart is better than going on, as ``--spare-restart-after`` and
+    spare-simulate count them: groups that a standby has replaced are not lost. None where it never is."""
     restarts_s: float
     """Mean time between restarts, planned or not; infinite where there are none."""
 
@@ -281,8 +282,8 @@ def _cycles(
         ratio = np.where(steps > 0, total_s[None, :] / steps / (costs.compute_s + costs.reduce_s), np.inf)
     last = states - 1
     column = last
-    if planned:
-        best = int(np.argmin(ratio.min(axis=0)))
+    if planned and states > costs.standby_groups:
+        best = costs.standby_groups + int(np.argmin(ratio[:, costs.standby_groups :].min(axis=0)))
         if ratio[:, best].min() < ratio[:, last].min() * (1 - PLANNED_GAIN_MIN):
             column = best
     row = int(np.argmin(ratio[:, column]))
@@ -296,7 +297,7 @@ def _cycles(
         availability=float(1 - down / total_s[column]),
         interval_steps=int(intervals[row]),
         interval_s=float(intervals[row] * mean_step_s),
-        restart_after=column + 1 if column != last else None,
+        restart_after=column + 1 - costs.standby_groups if column != last else None,
         restarts_s=float(total_s[column] / ends) if ends > 1e-9 else float("inf"),
     )
 

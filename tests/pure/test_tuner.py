@@ -52,6 +52,19 @@ def test_shared_data_is_read_by_all_and_restarts_are_planned() -> None:
     assert chosen.mean_work_until_restart < chosen.mean_work
 
 
+def test_a_planned_restart_is_counted_in_lost_groups_as_a_job_counts_it() -> None:
+    """The first losses are replaced by standbys; a job and spare-simulate count groups that are lost."""
+    few = ClusterFigures(
+        gpus=64, gpus_per_group=1, mtbf_s=21600, restart_s=900, save_s=30, compute_s=20, reduce_s=2, adopt_s=300
+    )
+    free = replace(few, restart_s=0, save_s=0)  # restarts cost nothing, and yet there is none while no group is lost
+    for cluster in (*(replace(few, standby_groups=count) for count in (1, 2, 3)), replace(free, standby_groups=3)):
+        chosen = choose(cluster, 2).chosen
+        assert chosen.outcome is not None
+        assert chosen.outcome.restart_after == 1
+        assert chosen.mean_work_until_restart == 1.0
+
+
 def test_given_redundancy_is_honoured_or_refused() -> None:
     assert choose(CLUSTER, 5).chosen.redundancy == 5
     with pytest.raises(ConfigError, match=r"--redundancy 201 is not in 1\.\.200"):

@@ -51,6 +51,7 @@ def observed_choice(picture: JobPicture, wall_time: WallTime, costs: list[Failur
             planned_restarts=True,
             data="shared" if job.tuning.shared_data else "staged",
             rejoin_s=round(mean(back_s), 3) if back_s else None,
+            standby_groups=job.tuning.standby_groups,
             adopt_s=job.tuning.adopt_s,
         )
     )

@@ -219,7 +219,8 @@ def _choice(measured: Measured, mtbf_s: float, source: str) -> Choice:
         reduce_s=measured.reduce_s,
         pieces_per_shard=measured.pieces_per_shard,
         rejoin_s=measured.rejoin_s,
-        standby_groups=measured.standby_groups,
+        # more than there are groups: a plan has no use for them, and takes none
+        standby_groups=min(measured.standby_groups, measured.num_groups),
         adopt_s=measured.adopt_s,
         granularity=measured.granularity,
         data=measured.data,

@@ -298,6 +298,9 @@ def test_the_choice_is_that_of_spare_plan_for_what_was_observed() -> None:
     found = observed_choice(picture, wall_time, [*costs, costs[0]])
     assert found.mtbf_s == pytest.approx(wall_time.wall_s / 3)
     assert found.reason.startswith("4 groups lose one every 6.")
+    picture.job = replace(picture.job, tuning=replace(picture.job.tuning, standby_groups=2))
+    some = observed_choice(picture, wall_time, [*costs, costs[0]])
+    assert (some.time_to_train_ratio or 9) < (found.time_to_train_ratio or 0)
 
 
 def test_a_job_without_a_step_has_no_report(tmp_path: Path) -> None:

@@ -218,6 +218,12 @@ def test_at_start_and_update() -> None:
     assert same is None or same.save_interval_steps > 0
 
 
+def test_a_job_may_have_more_standbys_than_groups() -> None:
+    few, many = (at_start(replace(JOB, standby_groups=count)) for count in (JOB.num_groups, JOB.num_groups + 1))
+    assert many == few
+    assert many.time_to_train_ratio is not None
+
+
 def test_one_group_only_chooses_the_interval() -> None:
     choice = at_start(replace(JOB, num_groups=1))
     assert choice.redundancy == 1

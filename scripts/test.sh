@@ -42,7 +42,11 @@ elif [ $# -gt 0 ]; then
   python -m pytest -m "not full" "$@" || code=$?
 else
   # In a new clone each worker would compile all tests, all at the same time. What is wrong in them the run says.
-  [ -d tests/pure/__pycache__ ] || python -m pytest --collect-only -q tests >/dev/null || true
+  if [ ! -d tests/pure/__pycache__ ]; then
+    python -m pytest --collect-only -q tests/pure >/dev/null &
+    python -m pytest --collect-only -q tests --ignore=tests/pure >/dev/null || true
+    wait $! || true
+  fi
   python -m pytest -m "not full and not alone" "${together[@]}" tests || code=$?
   mapfile -t timed < <(grep -rl --include='*.py' 'mark\.alone' tests)
   python -m pytest -m "not full and alone" -n 3 --dist loadfile "${timed[@]}" || code=$?

@@ -44,8 +44,6 @@ RESUMED = {
     "dense": {
         "PP2": case(pipeline=2, **DENSE),
         "TP2": case(tensor=2, **DENSE),
-        "N4": case(groups=4, **DENSE),
-        "PP2 x V2": case(pipeline=2, virtual=2, **DENSE),
         "N1 x D2": case(groups=1, inner_data=2, **DENSE),
     },
     "experts": {"EP2": case(inner_data=2, expert=2, **EXPERTS), "PP2": case(pipeline=2, **EXPERTS)},

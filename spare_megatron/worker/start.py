@@ -170,14 +170,14 @@ def _asked_for(config: CheckpointConfig, place: Place) -> Path | None:
     _tell_of(begins.passed, place)
     if found is not None and begins.later:
         _tell(
-            f"--load {config.load}: the job begins with {found.name}, as {TRACKER} says; the checkpoints of steps "
-            f"{_listed(begins.later)} are left out, --ckpt-step would load one of them",
+            f"--load {config.load}: the job begins with {found.name}, as {TRACKER} says, and leaves out later "
+            f"checkpoints (step {_listed(begins.later)}), which --ckpt-step would load",
             place,
         )
     if found is None and (config.exit_on_missing_checkpoint or config.finetune or begins.passed):
         why = "; ".join(one.reason for one in begins.passed) or "it has no checkpoint"
         if begins.later:
-            why += f"; {TRACKER} leaves out those of steps {_listed(begins.later)}, which --ckpt-step would load"
+            why += f"; {TRACKER} leaves out later ones (step {_listed(begins.later)}), which --ckpt-step would load"
         raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")
     if found is None:
         _tell(f"--load {config.load} has no checkpoint: training begins at step 0", place)

@@ -65,7 +65,7 @@ def test_a_user_sees_which_checkpoints_are_left_out(tmp_path: Path) -> None:
     (save / TRACKER).write_text("10")
     assert begins_with(None, load=str(save), run_dir=str(run_dir.path)) == (steps[10], False)
     assert "the job begins with iter_0000010, as latest_checkpointed_iteration.txt says" in run_dir.notices.read_text()
-    assert "of steps 20, 30 are left out, --ckpt-step would load one of them" in run_dir.notices.read_text()
+    assert "leaves out later checkpoints (step 20, 30), which --ckpt-step would load" in run_dir.notices.read_text()
     (steps[10] / "weights").unlink()
-    with pytest.raises(ConfigError, match=r"missing; \w+\.txt leaves out those of steps 20, 30"):
+    with pytest.raises(ConfigError, match=r"missing; \w+\.txt leaves out later ones \(step 20, 30\)"):
         begins_with(None, load=str(save))

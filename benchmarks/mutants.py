@@ -47,6 +47,8 @@ PARTS = {
     "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py", "megatron/test_preprocess_golden.py"]),
 }
 """Part -> (its package, tests that run beside the pure ones which import the module)."""
+HANGS = 5
+"""So many times its limit of CPU time a run of pytest may last: some mutants hang where no signal is heard."""
 COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -166,16 +168,20 @@ def tests_of(tree: Path, mutant: Mutant, only_pure: bool) -> list[list[str]]:
 def outcome(tree: Path, tests: list[str], limit_s: int) -> str:
     """'passed', or what was wrong: the last line of pytest, or the time."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not full and not alone", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *tests],
-        cwd=tree,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s)),
-    )
+    try:
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=tree,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=HANGS * limit_s,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (limit_s, limit_s)),
+        )
+    except subprocess.TimeoutExpired:
+        return f"hangs: no end after {HANGS * limit_s} s"
     if done.returncode < 0:
         return f"ended by {signal.Signals(-done.returncode).name}: more than {limit_s} s of CPU time"
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

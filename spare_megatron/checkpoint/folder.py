@@ -90,14 +90,24 @@ def _mark_of(partial: Path) -> Path:
     return partial.with_name(partial.name + ACCEPTED)
 
 
+def _marks(save: Path) -> list[tuple[int, Path]]:
+    """(step, mark) of the accepted checkpoints whose publication has not ended, whether they have their names or not,
+    in order."""
+    found = ((_ITERATION.match(mark.name), mark) for mark in sorted((save / PARTIAL).glob(f"iter_*{ACCEPTED}")))
+    return [(int(match[1]), mark) for match, mark in found if match]
+
+
 def _accepted(save: Path) -> dict[int, Path]:
     """Step -> the directory of an accepted checkpoint that has not got its name."""
-    found = {}
-    for mark in sorted((save / PARTIAL).glob(f"iter_*{ACCEPTED}")):
-        partial, match = mark.with_name(mark.name.removesuffix(ACCEPTED)), _ITERATION.match(mark.name)
-        if match and (partial / MANIFEST).exists():
-            found[int(match[1])] = partial
-    return found
+    found = [(step, mark.with_name(mark.name.removesuffix(ACCEPTED))) for step, mark in _marks(save)]
+    return {step: partial for step, partial in found if (partial / MANIFEST).exists()}
+
+
+def give_up(save: Path, after: int) -> None:
+    """Forget what was accepted after this step and is not published, as the job goes back to it."""
+    for step, mark in _marks(save):
+        if step > after:
+            mark.unlink(missing_ok=True)
 
 
 def _manifest_text(files: Mapping[str, ManifestEntry]) -> str:
@@ -337,21 +347,7 @@ def choices(load: Path) -> list[Path]:
 def _last(load: Path) -> int | None:
     """The step after which checkpoints were given up, None where none were."""
     named = _named(load)
-    return None if named is None or named == RELEASE else max(int(named), *_pending(load), 0)
-
-
-def _pending(save: Path) -> list[int]:
-    """Steps of accepted checkpoints whose publication has not ended, whether they have their names or not."""
-    found = [_ITERATION.match(mark.name) for mark in (save / PARTIAL).glob(f"iter_*{ACCEPTED}")]
-    return [int(match[1]) for match in found if match]
-
-
-def give_up(save: Path, after: int) -> None:
-    """Forget what was accepted after this step and is not published, as the job goes back to it."""
-    for mark in (save / PARTIAL).glob(f"iter_*{ACCEPTED}"):
-        match = _ITERATION.match(mark.name)
-        if match and int(match[1]) > after:
-            mark.unlink(missing_ok=True)
+    return None if named is None or named == RELEASE else max([int(named), *(step for step, _ in _marks(load))])
 
 
 def step_of(directory: Path) -> int:

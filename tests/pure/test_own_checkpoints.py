@@ -64,6 +64,19 @@ class Launched:
         return checkpoint_to_start_from(self.flags, self.own.newest_step(self.flags.save_dir), self.reported.append)
 
 
+def dies_as_it_publishes(job: Launched, partial: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer of the checkpoint of step 20 dies when that has its name, and before the tracker file names it."""
+
+    def dies(place: str) -> None:
+        if place == "checkpoint.published":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spare_megatron.runtime.failpoints.hit", dies)
+        with pytest.raises(KeyboardInterrupt):
+            publish(partial, job.save, 20)
+
+
 def test_nothing_of_another_run_is_started_from(tmp_path: Path) -> None:
     job = Launched(tmp_path)
     written(job.save / iteration_name(20))
@@ -158,14 +171,7 @@ def test_a_writer_that_dies_between_the_name_and_the_tracker_file(
     job = Launched(tmp_path)
     job.saves(10)
     partial = job.accepts(20)
-
-    def dies(place: str) -> None:
-        if place == "checkpoint.published":
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("spare_megatron.runtime.failpoints.hit", dies)
-    with pytest.raises(KeyboardInterrupt):
-        publish(partial, job.save, 20)
+    dies_as_it_publishes(job, partial, monkeypatch)
     assert (job.save / TRACKER).read_text() == "10"
     publish_left_over(job.save, str(partial))
     assert (job.save / TRACKER).read_text() == "20"
@@ -213,15 +219,7 @@ def test_a_job_begins_with_what_was_accepted_after_what_the_tracker_file_names(
     job.saves(10)
     accepted = job.accepts(20)
     assert to_begin_with(job.save) == Beginning(accepted, [], [])
-
-    def dies(place: str) -> None:
-        if place == "checkpoint.published":
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("spare_megatron.runtime.failpoints.hit", dies)
-        with pytest.raises(KeyboardInterrupt):
-            publish(accepted, job.save, 20)
+    dies_as_it_publishes(job, accepted, monkeypatch)
     assert to_begin_with(job.save) == Beginning(job.save / iteration_name(20), [], [])
     elsewhere = Launched(tmp_path / "elsewhere", "back", load_dir=str(job.save), ckpt_step=10)
     elsewhere.flags = dataclasses.replace(elsewhere.flags, save_dir=str(job.save))

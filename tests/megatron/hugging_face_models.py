@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +140,15 @@ def flags_of(converted: Path) -> list[str]:
 
 
 def logits_of(
-    flags: Sequence[str], checkpoint: Path, tokens: torch.Tensor, rows: int = 128, labels: torch.Tensor | None = None
+    flags: Sequence[str],
+    checkpoint: Path,
+    tokens: torch.Tensor,
+    rows: int = 128,
+    labels: torch.Tensor | None = None,
+    look: Callable[[torch.nn.Module], None] = lambda model: None,
 ) -> torch.Tensor:
     """Of the model that ``flags`` describe, whose vocabulary is padded to ``rows``, with the weights loaded as a job
-    loads them; with ``labels`` the loss of each token."""
+    loads them; with ``labels`` the loss of each token. ``look`` is called with the model."""
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
     from spare_megatron.megatron_adapter.model.replica import build_replica
@@ -158,6 +163,7 @@ def logits_of(
         start = group_checkpoint.load(checkpoint, replica, optimizer=False)
         assert start.step == step_of(checkpoint)
         model = replica.chunks[0].eval()
+        look(model)
         positions = torch.arange(length).expand_as(tokens)
         mask = torch.ones(1, 1, length, length).triu(1).bool()
         with torch.no_grad():

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from spare_megatron.checkpoint.convert.conversion import open_source
+from spare_megatron.checkpoint.convert.mp_rank import inner_name
+from spare_megatron.checkpoint.convert.tensors import entries
 from spare_megatron.cli import convert
 from tests.megatron.hugging_face_models import (
     EXPERT_KINDS,
@@ -42,8 +45,23 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
-    """Of the model that the written flags describe."""
-    return logits_of(flags_of(save), save / "iter_0000001", tokens)[..., :VOCAB]
+    """Of the model that the written flags describe, whose tensors are split as megatron-core says."""
+
+    def look(model: torch.nn.Module) -> None:
+        theirs = {
+            name.removeprefix("module."): one.partition_dim if getattr(one, "tensor_model_parallel", False) else None
+            for name, one in model.named_parameters()
+        }
+        ours = {
+            inner_name(entry, entry.layer, entry.expert, "local"): entry.axis
+            for entry in entries(open_source(save, "core")[0].shape)
+        }
+        unmarked = [name for name in theirs if name.endswith("softmax_offset")]  # one for each head of a rank
+        assert {name: (ours[name], axis) for name, axis in theirs.items() if ours[name] != axis} == dict.fromkeys(
+            unmarked, (0, None)
+        )
+
+    return logits_of(flags_of(save), save / "iter_0000001", tokens, look=look)[..., :VOCAB]
 
 
 @pytest.mark.parametrize("kind", MODELS)

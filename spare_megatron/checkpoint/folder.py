@@ -310,6 +310,9 @@ def _first_good(directories: Iterable[Path]) -> tuple[Path | None, list[Damage]]
     passed: list[Damage] = []
     for directory in directories:
         reason = damage(directory)
+        if reason and directory.parent.name == PARTIAL and not directory.is_dir():  # it has got its name meanwhile
+            directory = directory.parent.parent / iteration_name(step_of(directory))
+            reason = damage(directory)
         if not reason:
             return directory, passed
         passed.append(Damage(directory, reason))

@@ -11,7 +11,9 @@ from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.folder import (
     TRACKER,
     Beginning,
+    damage,
     iteration_name,
+    last_good,
     mark_accepted,
     partial_directory,
     publish,
@@ -225,3 +227,17 @@ def test_a_job_begins_with_what_was_accepted_after_what_the_tracker_file_names(
     elsewhere.flags = dataclasses.replace(elsewhere.flags, save_dir=str(job.save))
     elsewhere.begins()
     assert to_begin_with(job.save) == Beginning(job.save / iteration_name(10), [], [20])
+
+
+def test_one_that_gets_its_name_while_it_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Launched(tmp_path)
+    job.saves(10)
+    partial = job.accepts(20)
+
+    def meanwhile(directory: Path) -> str:
+        if partial.exists():
+            publish(partial, job.save, 20)
+        return damage(directory)
+
+    monkeypatch.setattr("spare_megatron.checkpoint.folder.damage", meanwhile)
+    assert last_good(job.save) == (job.save / iteration_name(20), [])

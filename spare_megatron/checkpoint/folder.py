@@ -272,26 +272,32 @@ def _file_damage(path: Path, size: int, crc: int) -> str:
 
 def pointer_damage(save: Path) -> str:
     """Why Megatron's tracker file in a ``--save`` directory names no checkpoint of it; empty if it names one."""
-    if not iterations(save) or _named(save) is not None:
+    if not iterations(save):
         return ""
     pointer = save / TRACKER
     try:
-        reported = pointer.read_bytes().decode(errors="replace").strip()
+        said = pointer.read_bytes().decode(errors="replace").strip()
     except OSError as error:
         return f"{pointer} cannot be read: {error.strerror}"
-    return f"{pointer} says {reported[:60]!r}, but there is no such checkpoint; the next save writes it again"
+    named = _of_word(said)
+    if named is not None and (save / (iteration_name(named) if isinstance(named, int) else named)).is_dir():
+        return ""
+    return f"{pointer} says {said[:60]!r}, but there is no such checkpoint"
 
 
-def _named(save: Path) -> int | str | None:
-    """What the tracker file names: a step, or ``release``; None where it is missing, or names no directory here."""
+def _tracked(save: Path) -> int | str | None:
+    """What the tracker file says: a step, or ``release``; None where there is none, or its text is neither. OSError
+    where it cannot be read: to go on as if it were not there could begin with what was given up."""
     try:
-        word = (save / TRACKER).read_bytes().decode(errors="replace").strip()
-    except OSError:
+        return _of_word((save / TRACKER).read_bytes().decode(errors="replace").strip())
+    except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _of_word(word: str) -> int | str | None:
     if word == RELEASE:
-        return word if (save / word).is_dir() else None
-    step = int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
-    return step if step is not None and (save / iteration_name(step)).is_dir() else None
+        return word
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
 
 
 def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[Damage]]:
@@ -333,7 +339,7 @@ class Beginning:
 
 def to_begin_with(load: Path) -> Beginning:
     """The first good one of :func:`choices`."""
-    there, last = choices(load), _last(load)
+    there, last = _choices(load)
     return Beginning(*_first_good(there), [step for step in iterations(load)[::-1] if last is not None and step > last])
 
 
@@ -341,16 +347,21 @@ def choices(load: Path) -> list[Path]:
     """The checkpoints of a ``--load`` directory among which a job takes the first good one. It is the one that
     Megatron's tracker file names, as in Megatron-LM, then those before it: after a job that went back with
     ``--ckpt-step``, or an edit of that file, later ones are of a run that was given up. What was accepted after the
-    named one and is not published counts as well: everything may have died before. If the tracker file names none, they
-    are all, the newest first, or the one of no step to which Megatron's tools give the name ``release``."""
-    steps = [] if _named(load) == RELEASE else _newest_first(load, _last(load))
-    return steps or [release for release in [load / RELEASE] if release.is_dir()]
+    named one and is not published counts as well: everything may have died before. If the tracker file names no step,
+    they are all, the newest first, or the one of no step to which Megatron's tools give the name ``release``.
+
+    Raises:
+        OSError: the directory or its tracker file cannot be read.
+    """
+    return _choices(load)[0]
 
 
-def _last(load: Path) -> int | None:
-    """The step after which checkpoints were given up, None where none were."""
-    named = _named(load)
-    return None if named is None or named == RELEASE else max([int(named), *(step for step, _ in _marks(load))])
+def _choices(load: Path) -> tuple[list[Path], int | None]:
+    """:func:`choices`, and the step after which checkpoints were given up, None where none were."""
+    tracked, release = _tracked(load), load / RELEASE
+    last = max([tracked, *(step for step, _ in _marks(load))]) if isinstance(tracked, int) else None
+    steps = [] if tracked == RELEASE and release.is_dir() else _newest_first(load, last)
+    return steps or [one for one in [release] if one.is_dir()], last
 
 
 def step_of(directory: Path) -> int:

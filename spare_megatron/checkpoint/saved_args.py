@@ -19,6 +19,7 @@ from typing import IO, Any
 from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import InertUnpickler
+from spare_megatron.runtime.disk import with_retries, words
 
 COMMON = "common.pt"
 """megatron-core's file for everything that is not a tensor, up to 0.18; ours always have it."""
@@ -67,7 +68,7 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
             raise ConfigError(f"--ckpt-step {step}: {reason}; give a step that --load {load} has")
         return directory
     reasons = []
-    for directory in folder.choices(load):
+    for directory in _choices(load):
         reason = _damage(directory)
         if not reason:
             return directory
@@ -80,13 +81,18 @@ def iteration_directory(load: Path, step: int | None = None) -> Path | None:
 def check_format(load: Path, step: int | None = None) -> None:
     """ConfigError, with the command that converts it, where the checkpoint with which ``load`` begins, or that of
     ``step``, has Megatron's older format."""
-    try:
-        there = folder.choices(load) if step is None else [load / folder.iteration_name(step)]
-    except OSError as error:
-        raise ConfigError(f"--load {load} cannot be read: {error.strerror}") from None
+    there = _choices(load) if step is None else [load / folder.iteration_name(step)]
     reason = folder.other_format(there[0]) if there else ""
     if reason:
         raise ConfigError(f"--load {load}: {reason}")
+
+
+def _choices(load: Path) -> list[Path]:
+    """The checkpoints with one of which a job begins; ConfigError where the disk does not say which."""
+    try:
+        return with_retries(lambda: folder.choices(load))
+    except OSError as error:
+        raise ConfigError(f"--load {load} cannot be read: {words(error)}") from None
 
 
 def _has_common_file(directory: Path) -> bool:

@@ -70,7 +70,8 @@ def _one(directory: Path) -> Path:
     for one in begins.passed:
         sys.stderr.write(f"spare-checkpoint: skipped a damaged checkpoint: {one.reason}\n")
     if begins.directory is None:
-        raise ConfigError(f"{directory} has no good checkpoint: {begins.passed[0].reason}")
+        why = begins.passed[0].reason if begins.passed else pointer_damage(directory)
+        raise ConfigError(f"{directory} has no good checkpoint: {why}")
     return begins.directory
 
 

@@ -42,8 +42,9 @@ class OwnCheckpoints:
         :meth:`newest_step`. ``reported``: see :meth:`publish`."""
         self.publish(flags, reported)
         if self._before() is None:
-            if flags.ckpt_step is not None and flags.save_dir:
-                give_up(Path(flags.save_dir), flags.ckpt_step)
+            step = flags.ckpt_step
+            if step is not None and flags.save_dir:
+                with_retries(lambda: give_up(Path(flags.save_dir), step))
             accepted = with_retries(self.run_dir.accepted)
             with_retries(lambda: write_json(self.run_dir.began, {"job": self.job, "accepted": accepted}, durable=True))
         return self.newest_step(flags.save_dir)
@@ -93,7 +94,7 @@ def checkpoint_to_start_from(
         asked = load / iteration_name(flags.ckpt_step)
         good = None if damage(asked) else asked
     elif good is None and flags.load_dir:
-        begins = to_begin_with(load)
+        begins = with_retries(lambda: to_begin_with(load))
         good = begins.directory
         damaged += begins.passed
     for one in damaged:

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.checkpoint.convert import tokenizer_files
-from spare_megatron.checkpoint.folder import RELEASE, TRACKER, Damage, damage, iteration_name, last_good, to_begin_with
+from spare_megatron.checkpoint.folder import (
+    RELEASE,
+    TRACKER,
+    Damage,
+    damage,
+    iteration_name,
+    last_good,
+    pointer_damage,
+    to_begin_with,
+)
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
@@ -23,6 +32,7 @@ from spare_megatron.megatron_adapter.json_collectives import broadcast_json
 from spare_megatron.megatron_adapter.model.replica import Replica
 from spare_megatron.megatron_adapter.shims import compute_device
 from spare_megatron.protocol.codec import decode
+from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance
 from spare_megatron.worker.job_arguments import JobArguments
 
@@ -165,17 +175,16 @@ def _asked_for(config: CheckpointConfig, place: Place) -> Path | None:
         if reason:
             raise ConfigError(f"--ckpt-step {config.ckpt_step}: {reason}; give a step that --load {config.load} has")
         return directory
-    begins = to_begin_with(Path(config.load))
-    found = begins.directory
+    load = Path(config.load)
+    begins = with_retries(lambda: to_begin_with(load))
+    found, no_pointer = begins.directory, pointer_damage(load)
     _tell_of(begins.passed, place)
-    if found is not None and begins.later:
-        _tell(
-            f"--load {config.load}: the job begins with {found.name}, as {TRACKER} says, and leaves out later "
-            f"checkpoints (step {_listed(begins.later)}), which --ckpt-step would load",
-            place,
-        )
-    if found is None and (config.exit_on_missing_checkpoint or config.finetune or begins.passed):
-        why = "; ".join(one.reason for one in begins.passed) or "it has no checkpoint"
+    if found is not None and (no_pointer or begins.later):
+        why = f"{no_pointer}: the job begins" if no_pointer else f"the job begins, as {TRACKER} says,"
+        left = f" and leaves out later checkpoints (step {_listed(begins.later)}), which --ckpt-step would load"
+        _tell(f"--load {load}: {why} with {found.name}{left if begins.later else ''}", place)
+    if found is None and (config.exit_on_missing_checkpoint or config.finetune or begins.passed or begins.later):
+        why = "; ".join(one.reason for one in begins.passed) or no_pointer or "it has no checkpoint"
         if begins.later:
             why += f"; {TRACKER} leaves out later ones (step {_listed(begins.later)}), which --ckpt-step would load"
         raise ConfigError(f"--load {config.load}: {why}; give a directory with a checkpoint, or leave --load out")

@@ -64,8 +64,12 @@ def test_a_user_sees_which_checkpoints_are_left_out(tmp_path: Path) -> None:
     steps = {step: written(save / iteration_name(step)) for step in (10, 20, 30)}
     (save / TRACKER).write_text("10")
     assert begins_with(None, load=str(save), run_dir=str(run_dir.path)) == (steps[10], False)
-    assert "the job begins with iter_0000010, as latest_checkpointed_iteration.txt says" in run_dir.notices.read_text()
+    assert "the job begins, as latest_checkpointed_iteration.txt says, with iter_0000010" in run_dir.notices.read_text()
     assert "leaves out later checkpoints (step 20, 30), which --ckpt-step would load" in run_dir.notices.read_text()
+    (save / TRACKER).write_text("25")
+    assert begins_with(None, load=str(save), run_dir=str(run_dir.path)) == (steps[20], False)
+    assert "says '25', but there is no such checkpoint: the job begins with iter_0000020" in run_dir.notices.read_text()
+    (save / TRACKER).write_text("10")
     (steps[10] / "weights").unlink()
     with pytest.raises(ConfigError, match=r"missing; \w+\.txt leaves out later ones \(step 20, 30\)"):
         begins_with(None, load=str(save))

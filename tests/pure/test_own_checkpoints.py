@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.checkpoint import saved_args
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.folder import (
     TRACKER,
@@ -21,6 +22,7 @@ from spare_megatron.checkpoint.folder import (
     to_begin_with,
     write_manifest,
 )
+from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
 from spare_megatron.runtime.run_directory import RunDirectory
@@ -202,7 +204,11 @@ def test_a_job_begins_with_what_the_tracker_file_names(tmp_path: Path) -> None:
     assert (begins.directory, [one.directory for one in begins.passed]) == (steps[10], [own])
     (first.save / TRACKER).write_text("20\n")
     assert to_begin_with(first.save) == Beginning(steps[20], [], [30])
-    for no_checkpoint in ("25", "-20", "twenty", "", "\N{SUPERSCRIPT TWO}"):
+    (first.save / TRACKER).write_text("25")
+    assert to_begin_with(first.save) == Beginning(steps[20], [], [30])
+    (first.save / TRACKER).write_text("5")
+    assert to_begin_with(first.save) == Beginning(None, [], [10, 15, 20, 30])
+    for no_checkpoint in ("-20", "twenty", "", "\N{SUPERSCRIPT TWO}"):
         (first.save / TRACKER).write_text(no_checkpoint)
         assert to_begin_with(first.save) == Beginning(steps[30], [], [])
     (first.save / TRACKER).unlink()
@@ -211,6 +217,19 @@ def test_a_job_begins_with_what_the_tracker_file_names(tmp_path: Path) -> None:
     assert to_begin_with(first.save) == Beginning(steps[30], [], [])
     (first.save / TRACKER).write_text("release")
     assert to_begin_with(first.save) == Beginning(release, [], [])
+
+
+def test_a_tracker_file_that_cannot_be_read_is_not_a_missing_one(tmp_path: Path) -> None:
+    """The job would begin with what was given up. A disk that fails for a while is waited for."""
+    job = Launched(tmp_path)
+    job.saves(10)
+    written(job.save / iteration_name(20))
+    (job.save / TRACKER).unlink()
+    (job.save / TRACKER).mkdir()
+    with pytest.raises(IsADirectoryError):
+        to_begin_with(job.save)
+    with pytest.raises(ConfigError, match=r"--load \S+ cannot be read: EISDIR"):
+        saved_args.iteration_directory(job.save, None)
 
 
 def test_a_job_begins_with_what_was_accepted_after_what_the_tracker_file_names(

@@ -4,7 +4,6 @@ contents."""
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from spare_megatron.checkpoint.folder import (
     pointer_damage,
     to_begin_with,
 )
-from spare_megatron.cli.commands import command
+from spare_megatron.cli.commands import command, json_line
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
@@ -80,7 +79,7 @@ def _digest(directory: Path, as_json: bool) -> int:
 
     value = digest(directory)
     sys.stdout.write(
-        json.dumps({"digest": value, "directory": str(directory)}) + "\n" if as_json else f"{value}  {directory}\n"
+        json_line({"digest": value, "directory": str(directory)}) if as_json else f"{value}  {directory}\n"
     )
     return 0
 
@@ -93,9 +92,7 @@ def _verify(directory: Path, as_json: bool) -> int:
     if found:
         reasons[str(directory / TRACKER)] = pointer_damage(directory)
     if as_json:
-        sys.stdout.write(
-            json.dumps({"damaged": {k: v for k, v in reasons.items() if v}, "checked": len(reasons)}) + "\n"
-        )
+        sys.stdout.write(json_line({"damaged": {k: v for k, v in reasons.items() if v}, "checked": len(reasons)}))
     else:
         sys.stdout.writelines(f"{place}: {reason or _praise(Path(place))}\n" for place, reason in reasons.items())
     return int(ExitCode.FAILED) if any(reasons.values()) else 0
@@ -125,7 +122,7 @@ def _inspect(directory: Path, as_json: bool) -> int:
             "parameters": parameters,
             "tensors": tensors,
         }
-        sys.stdout.write(json.dumps(reported) + "\n")
+        sys.stdout.write(json_line(reported))
         return 0
     count = counted(len(tensors), "tensor")
     sys.stdout.write(f"{directory}: step {common.get('iteration')}, {parameters:,} values in {count}\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -39,6 +41,20 @@ def command(name: str) -> Callable[[Main], Main]:
         return run
 
     return with_refusals
+
+
+def json_line(value: object) -> str:
+    """The value as a line of JSON. A number that is not finite, such as a loss that has become NaN, is null in it: JSON
+    has no such numbers, and other programs refuse the whole line."""
+    return json.dumps(_finite(value), allow_nan=False) + "\n"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def given(args: argparse.Namespace, cls: type[Any]) -> dict[str, Any]:

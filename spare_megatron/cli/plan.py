@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.commands import command, given, lines_of, refuse_without
+from spare_megatron.cli.commands import command, given, json_line, lines_of, refuse_without
 from spare_megatron.cli.figure_limits import GROUPS_MAX, check_range
 from spare_megatron.cli.node_plan import add_node_flags, draw_nodes, node_figures, node_lines, node_plan
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
@@ -435,7 +434,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = planned(args)
     if args.plot is not None:
         plot(found, args.plot)
-    sys.stdout.write((json.dumps(found) if args.json else text_of(found)) + "\n")
+    sys.stdout.write(json_line(found) if args.json else text_of(found) + "\n")
     return int(ExitCode.FINISHED)
 
 

@@ -7,7 +7,6 @@ compute a shard.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from spare_megatron.cli.commands import command, given, lines_of, refuse_without
+from spare_megatron.cli.commands import command, given, json_line, lines_of, refuse_without
 from spare_megatron.cli.figure_limits import check_range
 from spare_megatron.cli.piece_flags import add_flags, given_cost_flags, pieces_of, share_of
 from spare_megatron.cli.plots import load_pyplot, write_plot
@@ -428,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcomes = run_many(jobs, done=lambda done: progress.update(task, completed=done))
     found = summary(outcomes, args.seed)
     if args.json:
-        sys.stdout.write(json.dumps(found) + "\n")
+        sys.stdout.write(json_line(found))
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(table_of(found))
     if args.plot is not None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from spare_megatron.cli.commands import command
+from spare_megatron.cli.commands import command, json_line
 from spare_megatron.cli.status_screen import watch
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
@@ -119,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status |= {"wall_s": round(wall_time.wall_s, 3), "wall_time_s": rounded(wall_time)}
         status |= {"lines_left_out": picture.lines_left_out}
         lines += [text for text in (wall_time_line(wall_time), left_out_text(picture.lines_left_out)) if text]
-    sys.stdout.write((json.dumps(status) if args.json else "\n".join(lines)) + "\n")
+    sys.stdout.write(json_line(status) if args.json else "\n".join(lines) + "\n")
     return int(ExitCode.FINISHED)
 
 

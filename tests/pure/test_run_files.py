@@ -378,6 +378,18 @@ def test_the_screen_names_groups_by_their_load(run: Written) -> None:
     assert not files.look().is_over
 
 
+def test_other_programs_read_the_status_of_a_loss_that_is_not_finite(
+    run: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other_program(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    write_json(run.dir.status, {**STATUS, "loss": float("nan"), "more": [float("inf")]})
+    assert status.main([str(run.dir.path), "--json"]) == 0
+    read_back = json.loads(capsys.readouterr().out, parse_constant=other_program)
+    assert (read_back["loss"], read_back["more"], read_back["step"]) == (None, [None], 3)
+
+
 def test_without_a_terminal_each_change_is_a_line(run: Written) -> None:
     """The status once it differs, each event once, and at the end where the time went."""
     files, changes = RunFiles(run.dir), StatusChanges()

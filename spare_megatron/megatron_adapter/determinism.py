@@ -12,6 +12,7 @@ import os
 import torch
 
 from spare_megatron.megatron_adapter.shims import cuda_available
+from spare_megatron.runtime.import_variables import compared
 
 CUDA_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0", "NCCL_ALGO": "Ring"}
 """Each library's own switch (Megatron's --deterministic-mode wants the same); values that the user has set are kept."""
@@ -33,9 +34,9 @@ def make_deterministic() -> None:
 
 def arithmetic() -> dict[str, str | int]:
     """The properties of this process on which bits still depend: LayerNorm's weight gradients on the number of threads,
-    all results on the instruction set or the kind of GPU."""
+    all results on the instruction set or the kind of GPU, and on variables by which libraries choose their kernels."""
     facts: dict[str, str | int] = {"threads": torch.get_num_threads(), "cpu": torch.backends.cpu.get_cpu_capability()}
     if cuda_available():
         major, minor = torch.cuda.get_device_capability()
         facts["gpu"] = f"{torch.cuda.get_device_name()}, compute capability {major}.{minor}"
-    return facts
+    return facts | {f"variable {name}": value for name, value in compared(os.environ).items()}

@@ -39,6 +39,12 @@ ARITHMETIC = (
 _NO_MATTER = ("PYTHONDONTWRITEBYTECODE", "TORCHDYNAMO_DISABLE", "NCCL_DEBUG")
 """Variables with such names that are read at each use."""
 
+_SEEN_OTHERWISE = ("ATEN_CPU", "OMP_", "PYTORCH_")
+"""Those of ``ARITHMETIC`` whose effect is compared itself (the instruction set, the number of threads), or that hold an
+allocator's settings and a host's paths too."""
+_NO_BITS = ("CACHE", "DEBUG", "_DIR", "PATH", "VERBOSE")
+"""Parts of the names of variables that are a host's own."""
+
 _forked_with: dict[str, str] | None = None
 """These variables as this process was forked; None: it was not."""
 
@@ -55,6 +61,15 @@ def import_environment(environ: Mapping[str, str]) -> dict[str, str]:
 def decides_bits(name: str) -> bool:
     """Whether libraries compute otherwise with another value of this variable."""
     return name.startswith(ARITHMETIC)
+
+
+def compared(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of ``environ`` that decide bits and must be the same in all groups of a job with exact sums."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if decides_bits(name) and not name.startswith(_SEEN_OTHERWISE) and not any(part in name for part in _NO_BITS)
+    }
 
 
 def note_fork(environ: Mapping[str, str]) -> None:

@@ -41,7 +41,8 @@ def check_alike(words_of_ranks: Sequence[Mapping[str, Plain]]) -> None:
         if differs := difference(theirs, words_of_ranks[0]):
             raise ConfigError(
                 f"rank {rank} of this group computes with other bits than rank 0: {differs}; give all ranks one kind "
-                "of GPU (CUDA_VISIBLE_DEVICES says which) and one number of threads, or use --spare-reduce fp32"
+                "of GPU (CUDA_VISIBLE_DEVICES says which), one number of threads and the same variables, or use "
+                "--spare-reduce fp32"
             )
 
 

@@ -15,6 +15,7 @@ import torch
 from spare_megatron import kernels
 from spare_megatron.collectives import nccl_start
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.determinism import arithmetic
 from spare_megatron.worker import devices
 from tests import nccl_as_torch
 from tests.process.test_backend_nccl import GOOD
@@ -155,3 +156,21 @@ def test_ranks_of_a_group_that_compute_with_other_gpus_are_named() -> None:
     devices.check_alike(facts[:2])
     with pytest.raises(ConfigError, match=f"rank 2 of this group .* rank 0: gpu is {other}, elsewhere {one}; give all"):
         devices.check_alike(facts)
+
+
+def test_variables_that_choose_kernels_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All groups apply the same sums, so nothing else would notice. What is a host's own may differ."""
+    here = arithmetic()
+    own = {
+        "NVTE_DEBUG_LEVEL": "2",
+        "PYTORCH_KERNEL_CACHE_PATH": "/local",
+        "MKL_VERBOSE": "1",
+        "ATEN_CPU_CAPABILITY": "x",
+    }
+    for name, value in {**own, "SLURM_PROCID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert arithmetic() == here
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    assert arithmetic() == {**here, "variable NVTE_FUSED_ATTN": "0"}
+    with pytest.raises(ConfigError, match=r"rank 1 .*: variable NVTE_FUSED_ATTN is 0, elsewhere not set; give"):
+        devices.check_alike([here, arithmetic()])

@@ -78,7 +78,7 @@ class SpareConfig:
     """Number of groups with which the job may begin once the start-up time is over; default: one."""
     max_group_restarts: int = 3
     """How often spare-launch or spare-slurm starts one lost group again within an hour, while the others train; 0: it
-    stays lost. A group whose results were wrong stays lost in any case."""
+    stays lost. A group whose results were wrong starts on other devices only."""
     transfer_rate: str | None = None
     """The most that one rank gives a second to groups that come back: bytes or bits with a unit, as in 500MB or 4Gb;
     default: no limit."""

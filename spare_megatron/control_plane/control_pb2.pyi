@@ -508,13 +508,14 @@ class LostGroup(_message.Message):
     def __init__(self, group: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class RestartAnswer(_message.Message):
-    __slots__ = ("now", "never", "why", "highest_incarnation", "drained")
+    __slots__ = ("now", "never", "why", "highest_incarnation", "drained", "elsewhere")
     now: bool
     never: bool
     why: str
     highest_incarnation: int
     drained: bool
-    def __init__(self, now: _Optional[bool] = ..., never: _Optional[bool] = ..., why: _Optional[str] = ..., highest_incarnation: _Optional[int] = ..., drained: _Optional[bool] = ...) -> None: ...
+    elsewhere: bool
+    def __init__(self, now: _Optional[bool] = ..., never: _Optional[bool] = ..., why: _Optional[str] = ..., highest_incarnation: _Optional[int] = ..., drained: _Optional[bool] = ..., elsewhere: _Optional[bool] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
     __slots__ = ("groups", "hosts", "reason", "undo", "for_now")

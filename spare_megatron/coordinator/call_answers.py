@@ -1,8 +1,9 @@
 """Answers calls to the coordinator: whether a lost group may be started again, and that groups are to leave.
 
 The launcher, which asks the first, sees how processes end. Only the coordinator knows why the group was lost, and
-whether the job goes on. A group that was fenced because its results were wrong is not started again: the same devices
-would compute the next results. The second is an operator's request (spare-drain), which the machine decides.
+whether the job goes on. A group that was fenced because its results were wrong is not started again on the same
+devices, which would compute the next results. The second is an operator's request (spare-drain), which the machine
+decides.
 """
 
 from __future__ import annotations
@@ -58,17 +59,18 @@ class RestartAnswers:
         state, wrong = self._state(), self._wrong.get((group, incarnation))
         if state.phase in ("ending", "stopped") or state.leave:
             return pb.RestartAnswer(never=True)
-        if wrong is not None:
-            return pb.RestartAnswer(never=True, why=wrong)
         present = state.incarnation_of(group)
         if present is not None and present > incarnation:
             return pb.RestartAnswer(never=True, why=f"its incarnation {present} is there")
         # While the job forms nobody is a learner; where its exit is not known yet, its place is taken.
         free, lasting = state.phase == "running" and present is None, state.drained - state.drained_for_now
+        here = free and wrong is None
         return pb.RestartAnswer(
-            now=free and group not in state.drained,
+            now=here and group not in state.drained,
             highest_incarnation=state.highest.get(group, -1),
-            drained=free and group in lasting,
+            drained=here and group in lasting,
+            elsewhere=free and not here,
+            why=wrong if free else "",
         )
 
 

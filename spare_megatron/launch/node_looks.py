@@ -28,6 +28,10 @@ class JobNodes:
     """Groups that are drained."""
     lent: Collection[int] = ()
     """Those that were lent to the job."""
+    left: Collection[int] = ()
+    """Where the group that is looked at must not be again: it was drained there, or its results were wrong."""
+    wrong: str = ""
+    """How they were wrong; empty: it was drained."""
 
     def gone(self, node: int) -> HealthFault:
         """Why nothing can be started on a node that is not ``here``."""
@@ -54,7 +58,7 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
     another one that waits."""
     places.waits_no_more(group)
     usable, names = set(nodes.here) - places.resting, nodes.names
-    left = set(places.nodes_of(group)) if group in nodes.drained else set[int]()
+    left = set(nodes.left)
     look, fit, unfit = NodesLook(), set[int](), dict[int, HealthFault]()
 
     def checked(some: Collection[int]) -> None:
@@ -68,7 +72,8 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
         for node in set(mine) - usable:
             unfit[node] = nodes.gone(node)
         for node in left.intersection(mine):
-            unfit[node] = HealthFault("node", f"{names[node]} is drained")
+            why = f"its results were wrong on {names[node]}: {nodes.wrong}" if nodes.wrong else ""
+            unfit[node] = HealthFault("node", why or f"{names[node]} is drained")
         for node in places.failing(set(mine) - unfit.keys() - fit):
             unfit[node] = HealthFault("node", f"{names[node]} has failed too often")
         checked([node for node in mine if node not in unfit.keys() | fit])
@@ -86,7 +91,7 @@ def look_at_nodes(places: SlurmPlaces, group: int, nodes: JobNodes, check: Check
         away = [node for node in mine if node in unfit]
         if not away:
             return look
-        if group not in nodes.drained:
+        if not left:
             places.waits(group, {node: fault.sentence for node, fault in unfit.items()})
         # nor is a node spare that this look has found unfit, though the group has left it
         whole = places.salvage(usable - unfit.keys(), nodes.drained)

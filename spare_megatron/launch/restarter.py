@@ -1,10 +1,11 @@
 """Starts lost groups again while the others train, and tells the user of each restart in one line.
 
-It starts a group again when the coordinator reports that the job goes on and that the group was not lost for a fault
-that stays, and :mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at
-once; the lost group may have processes yet, on other devices. Else no process may be left where the group is started,
-and the host must be fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look
-is no restart.
+It starts a group again when the coordinator reports that the job goes on, and
+:mod:`spare_megatron.launch.group_restarts` grants it. Where a standby is there, it gets the place at once; the lost
+group may have processes yet, on other devices. Else no process may be left where the group is started, and the host
+must be fit (:mod:`spare_megatron.launch.group_health`). A host that is not is looked at again: such a look is no
+restart. A group whose results were wrong starts on other devices only, those of a standby or of a spare node: on its
+own ones the next results would be wrong too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class StandbyStock(Protocol):
     def there(self) -> bool:
         """Whether one could take a place now."""
 
+    @property
+    def comes(self) -> bool:
+        """Whether one may be there later on."""
+
     def take(self, start: GroupStart, rests: bool) -> str:
         """Give one the place of a group, as ``start``; returns who has it, in words. Where ``rests`` nothing is started
         on the devices that are left. Raises OSError where it cannot be notified."""
@@ -50,7 +55,7 @@ class StandbyStock(Protocol):
 class NoStandbys:
     """The stock of a launcher that starts none."""
 
-    there = False
+    there = comes = False
 
     def take(self, start: GroupStart, rests: bool) -> str:
         """Nobody asks for what is not there."""
@@ -79,8 +84,8 @@ class RestartedJob:
     """Whether a process is left where a group would be started again."""
     before: Callable[[GroupStart], GroupStart | None] = lambda start: None
     """The start that a group left for this one, which has not been a member yet; None for any other."""
-    has_room: Callable[[], bool] = lambda: False
-    """Whether ``begin`` could start a drained group on other machines than its own."""
+    has_room: Callable[[int], bool] = lambda group: False
+    """Whether a group has, or could get, other machines than those on which it was lost."""
 
 
 class Restarter:
@@ -97,6 +102,8 @@ class Restarter:
         """Starts that failed at once: the next attempt counts, whatever was asked of the one before."""
         self._resting: set[GroupStart] = set()
         """Those whose groups are still to be out: where they were nothing is started."""
+        self._elsewhere: dict[GroupStart, str] = {}
+        """Those that must not be started again where they were, and why."""
         self._handled: set[GroupStart] = set()
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
@@ -118,6 +125,10 @@ class Restarter:
         """A rank of a group that was started again has found a user's error, or none of it has ended and it is gone all
         the same. Most errors stay, but not all: a disk or a coordinator that was not there for a while is one too."""
         self._first_exits.setdefault(start, sentence)
+
+    def only_elsewhere(self, start: GroupStart) -> str:
+        """Why a group that has lost ``start`` must not be started on the same devices; empty where it may be."""
+        return self._elsewhere.get(start, "")
 
     def asked_to_leave(self, start: GroupStart) -> None:
         """A start of a group leaves to come back in another shape: that counts as no restart, and does not wait."""
@@ -173,6 +184,8 @@ class Restarter:
         except OSError as error:
             self._first_exits[again] = f"it could not be started: {words(error)}"
             self._unstarted.add(again)
+            if why := self.only_elsewhere(start):
+                self._elsewhere[again] = why
             await self.bring_back(again)
             return
         why = uncounted or f"restart {then.before + 1} of at most {restarts.most} within an hour"
@@ -222,16 +235,33 @@ class Restarter:
                     self._kept_out.add(group)
                     self._job.announce(f"group {group} is not started again: {answer.why}")
                 return None
+            if answer.elsewhere:
+                self._elsewhere[start] = answer.why
             if answer.drained:
-                self._resting.add(start)
                 self._drained |= {start} - self._unstarted
-            if answer.now:
+            wrong = self.only_elsewhere(start)
+            away = answer.drained or (bool(wrong) and (answer.elsewhere or answer.now))
+            if away:
+                self._resting.add(start)
+            elif answer.now:
                 self._resting.discard(start)
                 return None if self._job.over() or not self._job.trains() else int(answer.highest_incarnation)
-            if answer.drained and (self._standbys.there or self._job.has_room()):
+            if away and (self._standbys.there or self._job.has_room(group)):
                 return int(answer.highest_incarnation)
-            if answer.drained and not reported:
+            if wrong and not self._standbys.comes:
+                self._kept_out.add(group)
+                self._job.announce(f"group {group} is not started again: {wrong}")
+                return None
+            if away and not reported:
                 reported = True
-                self._job.announce(f"group {group} is drained: it is started again once spare-drain --undo allows it")
-            await asyncio.sleep(DRAINED_S if answer.drained else ASK_AGAIN_S)
+                self._job.announce(f"group {group} {_waits_for(wrong)}")
+            await asyncio.sleep(DRAINED_S if away else ASK_AGAIN_S)
         return None
+
+
+def _waits_for(wrong: str) -> str:
+    """What a group waits for that cannot be started again where it was: its results were ``wrong``, or it is
+    drained."""
+    if wrong:
+        return f"is not started again where it was, only by a standby or on another node: {wrong}"
+    return "is drained: it is started again once spare-drain --undo allows it"

@@ -79,6 +79,8 @@ class SlurmRanks:
 class NodeNews(NoStandbys):
     """Wakes groups that wait for nodes when they have been given some."""
 
+    comes = True
+
     def __init__(self) -> None:
         self._news: dict[int, asyncio.Event] = {}
 
@@ -120,7 +122,7 @@ class SlurmGroups:
             begin=self._begin,
             announce=announce,
             before=lambda start: self._way_home.before(start),
-            has_room=lambda: self._places.has_room,
+            has_room=lambda group: self._places.has_room or not self._lost_on[group] & {*self._places.nodes_of(group)},
         )
         self._restarter = Restarter(restarted, client, memory, self._news)
         self._way_home = WayHome(
@@ -130,6 +132,8 @@ class SlurmGroups:
         """Group that has not all its nodes -> its pipeline stages, and the places that it has on others."""
         self._places_of: dict[GroupStart, Sequence[NodePlace]] = {}
         """Of the starts in a smaller shape."""
+        self._lost_on: dict[int, frozenset[int]] = {}
+        """The nodes on which each group was lost the last time."""
         self._refused: set[int] = set()
         """Groups that are lost because of bad input that they found, and the others did not."""
         self._asked: set[GroupStart] = set()
@@ -204,6 +208,7 @@ class SlurmGroups:
             self._handled.add(start)
             self._smaller.pop(start.group, None)
             self._places.waits_no_more(start.group)
+            self._lost_on[start.group] = frozenset(self._places.nodes_of(start.group))
             if failed:
                 self._places.lost(start.group, time.monotonic())
             self._restarter.note(start, 0, ExitCode.FENCED)
@@ -251,7 +256,7 @@ class SlurmGroups:
     def _can_be_as_before(self, start: GroupStart, look: NodesLook) -> bool:
         """Whether a group that has failed at home, before it was a member, can be again as it was; then it is."""
         before = self._way_home.before(start)
-        if before is None:
+        if before is None or self._restarter.only_elsewhere(start):
             return False
         fit = {node for node, _ in self._places_of[before]}
         return self._can_be_smaller(
@@ -314,6 +319,9 @@ class SlurmGroups:
         nodes = self._nodes()
         if nodes is None:
             return NodesLook(HealthFault("node", "Slurm does not name the nodes of the job"))
+        wrong = self._restarter.only_elsewhere(start)
+        if wrong or start.group in nodes.drained:
+            nodes = replace(nodes, left=self._lost_on[start.group], wrong=wrong)
         return look_at_nodes(self._places, start.group, nodes, lambda some: self._unfit(start, some, over))
 
     def _nodes(self) -> JobNodes | None:

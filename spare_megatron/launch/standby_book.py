@@ -16,7 +16,7 @@ class StandbyBook:
     """The slots of one job attempt."""
 
     def __init__(self, groups: int, standbys: int) -> None:
-        self._slots = groups + standbys
+        self.standbys, self._slots = standbys, groups + standbys
         self._of_group = {group: group for group in range(groups)}
         self._of_standby: dict[int, int] = {}
         """Number of a standby that lives and has no place -> its slot."""

@@ -93,6 +93,11 @@ class Standbys:
         """Whether one could take a place now."""
         return bool(self._since_s())
 
+    @property
+    def comes(self) -> bool:
+        """Whether the job has standbys at all."""
+        return self._book.standbys > 0
+
     async def come(self, group: int, timeout_s: float) -> None:
         """Wait until another standby is started, ``timeout_s`` at most."""
         self._came.clear()

@@ -131,3 +131,16 @@ def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path
     own = [vote.result.pieces for vote in ballots if vote.group == 2 and vote.result.step == joined.step]
     assert joined.segments == ((),)
     assert len(own[-1]) >= pieces // 2, "pieces of the step that began when it joined"
+
+
+def test_a_standby_takes_the_place_of_a_group_whose_results_were_wrong(
+    tmp_path: Path, failure_free_of_three: dict[int, set[str]]
+) -> None:
+    """On whose devices nothing is started any more."""
+    wrong = "bitflip:group=2,position=1,step=6,at=gradient,n=0"
+    job = start(tmp_path, "--audit-rate", "1", "--spare-standby-groups", "1", *PAUSE, inject=(wrong,))
+    check_same(leave_whole(job, GROUPS, (2, 1)), failure_free_of_three)
+    [taken] = reported(job, "of group 2")
+    assert taken.startswith("the place of group 2 is taken by standby 0, as incarnation 1 ")
+    assert taken.endswith(": restart 1 of at most 3 within an hour")
+    assert not (job.run_dir / "logs" / "standby-1").exists()

@@ -98,7 +98,7 @@ def test_a_drain_that_cannot_be_decided_is_no_refusal_for_good(asked: int) -> No
         ("exited", False),
     ],
 )
-def test_a_group_whose_results_were_wrong_stays_lost(cause: str, lasting: bool) -> None:
+def test_a_group_whose_results_were_wrong_starts_on_other_devices_only(cause: str, lasting: bool) -> None:
     player = Player()
     for command in RUNNING:
         player.play(command)
@@ -109,6 +109,7 @@ def test_a_group_whose_results_were_wrong_stays_lost(cause: str, lasting: bool) 
     later.recall(json.loads(json.dumps({"wrong": first.memo()})))
     for answers in (first, later):
         reported = answers.answer(1, 0)
-        assert (reported.never, reported.now) == (lasting, not lasting)
+        assert (reported.elsewhere, reported.now, reported.never) == (lasting, not lasting, False)
+        assert reported.highest_incarnation == 0
         assert reported.why == (f"group 1 (rank 1) {cause}: it shows" if lasting else "")
-        assert not answers.answer(1, 1).never, "another incarnation is another question"
+        assert not answers.answer(1, 1).elsewhere, "another incarnation is another question"

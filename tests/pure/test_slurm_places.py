@@ -8,7 +8,7 @@ import random
 import re
 import subprocess
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import example, given
@@ -199,6 +199,26 @@ def test_a_group_with_fewer_stages_is_not_completed_where_it_runs() -> None:
     assert places.salvage({1, 2, 3, 4}) == {}
     places.waits(1, {2: ""})
     assert places.smaller(1, (), [(1, 1)]) is None, "no node is left"
+
+
+def test_a_group_whose_results_were_wrong_leaves_all_its_nodes_and_gives_none() -> None:
+    """Any of them may be the one. Nothing is started there, and no look takes the nodes after them for those."""
+    places = SlurmPlaces(allocation(2, 2, (1,) * 8), 2)
+    nodes = JobNodes({node: f"n{node}" for node in range(8)}, range(5), left=(2, 3), wrong="it shows")
+    looked = list[int]()
+
+    def check(some: Collection[int]) -> dict[int, HealthFault]:
+        looked.extend(some)
+        return {}
+
+    look = look_at_nodes(places, 1, nodes, check)
+    assert (look.fault, look.fit) == (HealthFault("node", "its results were wrong on n2: it shows"), set())
+    assert (places.waiting(), places.of(1)) == ({}, ((2, 0), (3, 0)))
+    nodes = replace(nodes, here=range(8))
+    assert look_at_nodes(places, 1, nodes, check).fault is None
+    assert places.nodes_of(1) == looked == [4, 5]
+    assert places.resting == {2, 3}
+    assert look_at_nodes(places, 1, nodes, check).moves == {}
 
 
 def test_shared_nodes_are_exchanged_only_where_local_numbers_stay_right() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.cli.drain import main
+from spare_megatron.config.injection import VARIABLE
 from tests.process.harness import launch
 from tests.process.returning import check_same, check_voted, voted, voted_in
 from tests.slurm.cluster import Cluster
@@ -91,6 +93,26 @@ def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster,
     late = lend(job, tmp_path / "late", 1, 1)
     assert late.until_ended()["ExitCode"] == "2:0"
     assert "nothing is lent" in late.output.read_text()
+
+
+def test_a_group_with_wrong_results_and_a_drained_one_move_to_the_last_spare_nodes(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Where nothing is spare any more when the second one begins, and its own node passes each check."""
+    words = until_reported("--audit-rate", "1", groups=3)
+    wrong = {VARIABLE: "bitflip:group=2,position=0,step=4,at=gradient,n=0"}
+    job = submit(cluster, tmp_path, words, shipped="spare_node.sbatch", nodes=5, ranks=1, environ=wrong)
+    job.until("group 2 is back", lambda: live(job) == {"0": 0, "1": 0, "2": 1}, timeout_s=120)
+    assert main([str(job.run_dir.path), "--group", "1"]) == 0
+    job.until("group 1 is back", lambda: live(job) == {"0": 0, "1": 1, "2": 1}, timeout_s=120)
+    assert [node_of(job.ranks()[task]) for task in (0, 1, 2)] == ["n1", "n5", "n4"]
+    job.until_step(job.metrics[-1]["step"] + 3)
+    cluster.call("scancel", "--batch", "--signal=TERM", job.id)
+    assert job.until_ended()["ExitCode"] == "4:0", job.report()
+    output = job.output.read_text()
+    assert "group 2 moves from n3 to the spare node n4: its results were wrong on n3: group 2 (rank 0) cor" in output
+    assert "group 1 moves from n2 to the spare node n5: n2 is drained" in output
+    check_voted(job.run_dir.journal, groups=3)
 
 
 @pytest.mark.full

@@ -16,6 +16,7 @@ from spare_megatron.control_plane.exit_report import ExitReport, read_exit_repor
 from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
 from spare_megatron.launch.restart_policy import EndedAttempt, JobProgress, Obstacles, is_failure, needs_checkpoint
+from spare_megatron.runtime.directory_watch import gone_text
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import RunDirectory, glance, read_json, write_json
 
@@ -132,8 +133,12 @@ def end_of_first(paths: Iterable[Path], otherwise: str) -> str:
 
 
 def refusal_of_coordinator(run_dir: RunDirectory) -> str:
-    """The sentence in which a coordinator has reported a user's error."""
-    return tail(run_dir.coordinator_errors, 1).removeprefix("spare-coordinator: ")
+    """The sentence in which a coordinator has reported a user's error. It may be gone with the run directory, which is
+    such an error too."""
+    reported = tail(run_dir.coordinator_errors, 1).removeprefix("spare-coordinator: ")
+    if reported or run_dir.coordinator_errors.exists():
+        return reported or f"the coordinator left with exit code {int(ExitCode.BAD_INPUT)}; see {run_dir.logs}"
+    return gone_text(run_dir.path)
 
 
 def is_users_error(number: int, groups: int, first_exits: Iterable[int]) -> bool:

@@ -39,10 +39,7 @@ class DirectoryWatch:
             self._since_s = now_s
         if self._since_s is None or now_s - self._since_s < GONE_S:
             return ""
-        return (
-            f"the run directory {self._path} was deleted or replaced while the job ran, so the job ends; start it "
-            "again with another --run-dir and --load its last checkpoint"
-        )
+        return gone_text(self._path)
 
     def _is_there(self) -> bool:
         try:
@@ -52,6 +49,14 @@ class DirectoryWatch:
         if now != self._known and self._token and _token(self._path) == self._token:
             self._known = now  # it was mounted again
         return now == self._known
+
+
+def gone_text(path: Path) -> str:
+    """What is said of a run directory that is not there any more."""
+    return (
+        f"the run directory {path} was deleted or replaced while the job ran, so the job ends; start it again with "
+        "another --run-dir and --load its last checkpoint"
+    )
 
 
 def _identity(path: Path) -> tuple[int, int]:

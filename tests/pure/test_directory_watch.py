@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.launch.attempt_report import refusal_of_coordinator
 from spare_megatron.runtime.directory_watch import GONE_S, DirectoryWatch
+from spare_megatron.runtime.run_directory import RunDirectory
 
 
 class Clock:
@@ -59,3 +61,15 @@ def test_one_that_is_mounted_again_is_the_same(watched: tuple[DirectoryWatch, Pa
         clock.now_s += 2 * GONE_S
         assert watch.gone() == ""
         shutil.rmtree(path.with_name("aside"))
+
+
+def test_a_coordinator_that_noticed_it_first_has_taken_its_words_along(tmp_path: Path) -> None:
+    run_dir = RunDirectory(tmp_path / "run")
+    run_dir.create()
+    run_dir.coordinator_errors.parent.mkdir(exist_ok=True)
+    run_dir.coordinator_errors.write_text("spare-coordinator: --listen 1.2.3.4: no such address\n")
+    assert refusal_of_coordinator(run_dir) == "--listen 1.2.3.4: no such address"
+    run_dir.coordinator_errors.write_text("")
+    assert refusal_of_coordinator(run_dir) == f"the coordinator left with exit code 2; see {run_dir.logs}"
+    shutil.rmtree(run_dir.path)
+    assert refusal_of_coordinator(run_dir).startswith(f"the run directory {run_dir.path} was deleted or replaced")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.coordinator.call_answers import DrainRequests, RestartAnswers
 from spare_megatron.protocol.machine import step
 from spare_megatron.protocol.messages import Loss, Lost
+from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.worker import fenced_end
 from tests.pure.scenario import Player
 
 RUNNING = ("open N=3 K=2 r=2 steps=4", "hello 0,1,2")
@@ -113,3 +117,24 @@ def test_a_group_whose_results_were_wrong_starts_on_other_devices_only(cause: st
         assert reported.highest_incarnation == 0
         assert reported.why == (f"group 1 (rank 1) {cause}: it shows" if lasting else "")
         assert not answers.answer(1, 1).elsewhere, "another incarnation is another question"
+
+
+def test_torchrun_does_not_start_a_group_whose_results_were_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would do so at once, on the same devices."""
+    answers = [pb.RestartAnswer(), pb.RestartAnswer(elsewhere=True, why="it shows", highest_incarnation=4)]
+
+    async def ask(*_: object) -> pb.RestartAnswer:
+        return answers.pop(0)
+
+    monkeypatch.setattr(fenced_end, "_ask", ask)
+    monkeypatch.setattr(fenced_end, "security_of", lambda *_: None)
+    monkeypatch.setattr(RunDirectory, "coordinator", lambda _: SimpleNamespace(address="127.0.0.1:1"))
+    run_dir = RunDirectory(tmp_path)
+    run_dir.create()
+    place: Any = SimpleNamespace(launcher="torchrun", run_dir=str(tmp_path), tls_dir="none", group=1, incarnation=4)
+    assert fenced_end.status_of(ExitCode.FENCED, place) == ExitCode.FINISHED
+    assert not answers
+    place.launcher = "spare-launch"
+    assert fenced_end.status_of(ExitCode.FENCED, place) == ExitCode.FENCED

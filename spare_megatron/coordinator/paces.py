@@ -63,6 +63,8 @@ class Paces:
     def runs_out(self, state: State, group: int, at: tuple[int, int], now_s: float) -> RunningOut | None:
         """The event that ``group`` runs out of tickets in this (step, epoch); None where nobody would be asked."""
         self._reported[group] = at
+        if group not in state.holders:  # it could take nothing now, and who is asked answers only once
+            return None
         if at == self._looked and now_s < self._again_s:
             return None
         return self._look(state, at, now_s)

@@ -84,6 +84,11 @@ def test_a_group_that_has_just_come_and_has_nothing_to_do_is_taken_for_the_media
     decision = step(holds, event)[1]
     assert [(action.group, action.ask.pieces) for action in decision.actions] == [(0, 4), (1, 4)]
     assert paces.holds(holds, 1, 100.0) is None
+    uneven = Paces()
+    for group in range(2):
+        uneven.receive(group, 0, Pace(1, 0, 0.0, 1.0 + group), 100.0)
+    assert uneven.runs_out(joined, 2, (1, 2), 100.0) is None, "whoever were asked would not be when it holds the state"
+    assert uneven.runs_out(joined, 0, (1, 2), 100.0) is not None
 
 
 def test_a_group_of_unknown_pace_that_has_pieces_is_not_guessed_at() -> None:

@@ -15,7 +15,7 @@ import pytest
 from spare_megatron.cli.drain import main
 from spare_megatron.cli.status import status_of
 from spare_megatron.monitor.waiting_counts import waiting_text
-from spare_megatron.protocol.messages import Vote
+from spare_megatron.protocol.messages import CaughtUp, Vote
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.process.harness import Job, launch
 from tests.process.returning import check_same, check_simulated, check_voted, is_member, leave_whole, records, views
@@ -127,10 +127,17 @@ def test_a_standby_computes_in_the_step_that_begins_when_it_joins(tmp_path: Path
     leave_whole(job, GROUPS)
     check_voted(tmp_path / "journal.jsonl", GROUPS, pieces)
     joined = next(view for view in views(job) if view.receiver == (2, 1) and view.is_member)
-    ballots = [record.event for record in records(job) if isinstance(record.event, Vote)]
-    own = [vote.result.pieces for vote in ballots if vote.group == 2 and vote.result.step == joined.step]
     assert joined.segments == ((),)
-    assert len(own[-1]) >= pieces // 2, "pieces of the step that began when it joined"
+    ballots = [r for r in records(job) if isinstance(r.event, Vote) and r.event.result.step == joined.step]
+    own = [r.event.result.pieces for r in ballots if r.event.group == 2]  # type: ignore[union-attr]
+    holds_s = next(
+        r.time_unix_s for r in records(job) if isinstance(r.event, CaughtUp) and r.event.step >= joined.step - 1
+    )
+    begun_s = next(r.time_unix_s for r in records(job) if any(getattr(a, "view", None) == joined for a in r.actions))
+    left = (ballots[-1].time_unix_s - holds_s) / (ballots[-1].time_unix_s - begun_s)  # on a busy machine it comes late
+    assert len(own[-1]) >= int(pieces * left) - 3, (
+        f"of the step that began when it joined, {left:.2f} of which was left"
+    )
 
 
 def test_a_standby_takes_the_place_of_a_group_whose_results_were_wrong(

@@ -11,8 +11,11 @@ import torch
 
 from spare_megatron.checkpoint.folder import step_of
 from spare_megatron.cli import convert
+from spare_megatron.megatron_adapter.versions import release
 
 SEED, VOCAB = 7, 100
+NOT_LOCAL = {"deepseek-v2"} if release() >= (0, 19) else set[str]()
+"""Kinds of models that this megatron-core's local layers cannot be: latent queries without a norm of their own."""
 LLAMA = {
     "vocab_size": VOCAB,
     "hidden_size": 64,

@@ -146,6 +146,9 @@ def routing_losses(case: dict[str, Any], config: Any, scale: float, step: int) -
 
         track_moe_metrics(scale, step, **reported)
     else:
+        # for a stage of a hybrid model without routers Megatron's call makes shorter tensors than those of other stages
+        for name in reported["track_names"]:
+            get_moe_metrics_tracker().ensure_initialized(name, config.num_layers + (config.mtp_num_layers or 0))
         get_moe_metrics_tracker().report(scale, step, **reported)
     return found
 

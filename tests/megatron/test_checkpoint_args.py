@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.megatron.hugging_face_models import make, run
+from tests.megatron.hugging_face_models import NOT_LOCAL, make, run
 from tests.spawn import run_ranks
 from tests.tickets import run_of
 
@@ -37,6 +37,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe": ("glm4-moe", {}),
     "gpt-oss": ("gpt-oss-yarn", {}),
 }
+MODELS = {name: one for name, one in MODELS.items() if name not in NOT_LOCAL}
 FLAGS = (
     "--use-checkpoint-args --finetune --no-use-tokenizer-model-from-checkpoint-args --tokenizer-type NullTokenizer "
     "--vocab-size 1000 --mock-data --micro-batch-size 1 --global-batch-size 2 --train-iters 2 --lr 1e-3 "

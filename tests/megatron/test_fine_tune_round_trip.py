@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from spare_megatron.megatron_adapter.versions import release
 from tests.megatron.hugging_face_models import SEED, flags_of, logits_of, make, run
 from tests.process.harness import launch
 
@@ -123,7 +124,7 @@ def test_what_training_changed_is_changed_and_no_row_is_lost(tmp_path: Path) -> 
     run(tmp_path / "hf", tmp_path / "core", "hf", "core")
     null = ("--no-use-tokenizer-model-from-checkpoint-args", "--tokenizer-type", "NullTokenizer", "--vocab-size")
     longer = ("--max-position-embeddings", "128", "--norm-epsilon", "1e-4")
-    train(tmp_path, *null, str(ROWS), *longer)
+    train(tmp_path, *null, str(ROWS + (release() >= (0, 18))), *longer)  # which counts the end among them
     run(tmp_path / "trained", tmp_path / "back", "core", "hf")
     changed = {"vocab_size": ROWS + 1, "max_position_embeddings": 128, "rms_norm_eps": 1e-4}
     assert config(tmp_path / "back") == {**config(tmp_path / "hf"), **changed}

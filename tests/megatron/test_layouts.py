@@ -231,12 +231,13 @@ def test_layers_of_any_class_draw_by_their_number(monkeypatch: pytest.MonkeyPatc
     config = TransformerConfig(
         num_layers=4, hidden_size=8, num_attention_heads=2, hidden_dropout=0.5, bias_dropout_fusion=False
     )
+    groups: Any = SimpleNamespace(tp=None)
     parts = MambaLayerSubmodules(mixer=Mixer, mamba_bda=get_bias_dropout_add)
 
     def trained(*stages: range) -> torch.Tensor:
         hidden = torch.ones(4, 1, 8)
         for numbers in stages:
-            layers = [MambaLayer(config, parts, layer_number=one, pg_collection=object()) for one in numbers]
+            layers = [MambaLayer(config, parts, layer_number=one, pg_collection=groups) for one in numbers]
             model = torch.nn.Sequential(*layers)
             rng.set_states_by_layer(model)
             rng.set_piece_states(1, 1, 0, rng.RankKeys(0, 0, 0, 0))

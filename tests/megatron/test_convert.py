@@ -30,6 +30,7 @@ from tests.megatron.hugging_face_models import (
 
 transformers = pytest.importorskip("transformers")
 
+LOCAL = [kind for kind in MODELS if kind not in NOT_LOCAL]
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
 
@@ -66,7 +67,7 @@ def our_logits(save: Path, tokens: torch.Tensor) -> torch.Tensor:
     return logits_of(flags_of(save), save / "iter_0000001", tokens, look=look)[..., :VOCAB]
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in NOT_LOCAL])
+@pytest.mark.parametrize("kind", LOCAL)
 def test_logits_are_those_of_transformers_and_round_trips_are_equal(kind: str, tmp_path: Path) -> None:
     model = make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "ours", "hf", "core")
@@ -127,7 +128,7 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
         assert digest(tmp_path / f"whole{number}" / "iter_0000001") == digest(tmp_path / "first" / "iter_0000001")
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", LOCAL)
 def test_mp_rank_files_are_what_a_core_model_loads(kind: str, tmp_path: Path) -> None:
     """The names and shapes of the state of megatron-core's own (local) model, strictly."""
     from spare_megatron.megatron_adapter.model import world

@@ -11,7 +11,7 @@ import struct
 import zlib
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy
@@ -41,6 +41,8 @@ class TokenRange:
     least: int
     greatest: int
     looked_at: int
+    checksum: int = field(default=0, compare=False)
+    """Of the tokens that were looked at."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class DataFile:
     tokens: int
     layout: int = field(default=0, compare=False)
     """Checksum of the lengths and the documents' ends: all of a pair that cached sample indices depend on."""
+    content: int = field(default=0, compare=False)
+    """Checksum of the tokens that :func:`check_data` has looked at."""
 
     def token_range(self, looked_at_max: int = LOOKED_AT_LEAST) -> TokenRange:
         """The range of all tokens, or of about ``looked_at_max`` of them from the beginning, middle and end of the file
@@ -60,14 +64,14 @@ class DataFile:
         if self.tokens == 0:
             return TokenRange(-1, -1, 0)
         tokens = numpy.memmap(f"{self.prefix}.bin", dtype=self.dtype, mode="r", shape=(self.tokens,))
-        if self.tokens <= looked_at_max:
-            return TokenRange(int(tokens.min()), int(tokens.max()), self.tokens)
         part = max(1, looked_at_max // 3)
-        starts = {0, max(0, self.tokens // 2 - part // 2), max(0, self.tokens - part)}
-        parts = [tokens[start : start + part] for start in starts]
-        return TokenRange(
-            min(int(one.min()) for one in parts), max(int(one.max()) for one in parts), sum(len(one) for one in parts)
-        )
+        starts = sorted({0, max(0, self.tokens // 2 - part // 2), max(0, self.tokens - part)})
+        parts = [tokens] if self.tokens <= looked_at_max else [tokens[start : start + part] for start in starts]
+        checksum = 0
+        for one in parts:
+            checksum = zlib.crc32(one.data, checksum)
+        least, greatest = min(int(one.min()) for one in parts), max(int(one.max()) for one in parts)
+        return TokenRange(least, greatest, sum(map(len, parts)), checksum)
 
 
 def file_identities(prefixes: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -203,7 +207,7 @@ def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
     prefixes += [prefix for part in per_split or [] if part for prefix in part[0]]
     files = [check_file(prefix) for prefix in dict.fromkeys(prefixes)]
     most = looked_at_max(len(files))
-    for file in files:
+    for n, file in enumerate(files):
         if file.tokens == 0:
             raise ConfigError(f"{file.prefix}.bin has no tokens; make it anew with spare-preprocess")
         if blend is not None:
@@ -213,7 +217,19 @@ def check_data(args: Namespace, vocab_size: int | None) -> list[DataFile]:
             raise ConfigError(below_zero(found.least, f"{file.prefix}.bin"))
         if vocab_size is not None and found.greatest >= vocab_size:
             raise ConfigError(too_large(found.greatest, vocab_size, f"{file.prefix}.bin"))
+        files[n] = replace(file, content=found.checksum)
     return files
+
+
+def data_identity(files: Sequence[DataFile], *, whole: bool) -> dict[str, str]:
+    """What stands for the data of checked files, for a comparison with other ranks: whoever reads other tokens under
+    the same names trains other samples, and nothing else shows it. Without ``whole`` some tokens may be brought later,
+    and only the indices count."""
+    return {
+        f"the data of {file.prefix}": f"{file.tokens} tokens in {file.sequences} sequences, checksum "
+        + (f"{file.layout:08x}{file.content:08x}" if whole else f"{file.layout:08x}")
+        for file in files
+    }
 
 
 def looked_at_max(files: int) -> int:

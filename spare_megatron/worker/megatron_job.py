@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,9 +28,10 @@ from spare_megatron.config.job import JobDescription, Plain
 from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.control_plane.leader_process import start_ahead
-from spare_megatron.data.data_files import DataFile, check_data, looked_at
+from spare_megatron.data.data_files import DataFile, check_data, data_identity, looked_at
 from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
+from spare_megatron.flags.blends import blends
 from spare_megatron.flags.optimizer_flags import package_used
 from spare_megatron.megatron_adapter import core_differences, versions
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
@@ -59,7 +60,7 @@ from spare_megatron.worker.flops import flops_per_step
 from spare_megatron.worker.group_store import GroupStore
 from spare_megatron.worker.hooks import hooks_of
 from spare_megatron.worker.job_arguments import JobArguments
-from spare_megatron.worker.job_loaders import JobLoaders, stage
+from spare_megatron.worker.job_loaders import JobLoaders, check_same_data, stage
 from spare_megatron.worker.memory_forecast import shapes_that_fit
 from spare_megatron.worker.progress import append_progress, saved_text
 from spare_megatron.worker.rendezvous import group_store, on_one_host
@@ -115,6 +116,8 @@ class _CheckedJob:
     settings: MegatronSettings
     placement: Placement
     files: list[DataFile]
+    data: Mapping[str, Plain]
+    """What decides which samples are read, beside the flags: equal on all ranks of the job."""
     injector: Injector
     times: StartTimes
 
@@ -174,11 +177,13 @@ def _check(job: JobArguments, args: Namespace) -> _CheckedJob:
     if place.restarts:  # perhaps on a host that has read none of this before
         stage(job, placement.stack_of(place.group))
     files = check_data(args, int(tokenizer.vocab_size))
+    # a command that brings shards writes tokens into the files later
+    data = {"the blends": str(blends(args)), **data_identity(files, whole=job.spare.stage_command is None)}
     settings = job.settings(args.padded_vocab_size)
     injector = Injector.from_environment(os.environ, place)
     check_flips(injector.injections, job.spare.reduce, job.spare.audit_rate)
     user_state.begin(job, args, tokenizer)
-    return _CheckedJob(job, args, settings, placement, files, injector, times=times)
+    return _CheckedJob(job, args, settings, placement, files, data=data, injector=injector, times=times)
 
 
 def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
@@ -204,6 +209,7 @@ def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
         )
     if checked.exact:
         check_alike(gather_json(arithmetic(), compute_device()))
+    check_same_data(gather_json(checked.data, compute_device()))
     times.done("world")
     replica = build_replica(settings, world, user.model_provider)
     times.done("model")
@@ -293,7 +299,7 @@ def _train(built: _BuiltJob) -> ExitCode:
     gathering = carrying if gather is None else GatheringEngine(carrying, gather)
     reporting = ReportingEngine(gathering, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, built.datasets, start)
-    description = _description(job, args, start)
+    description = _description(checked, job, args, start)
     rank = RankJob(
         job.place,
         _spec(job, checked.placement, start, evaluating.last_round, description),
@@ -413,10 +419,11 @@ def _spec(
     )
 
 
-def _description(job: JobArguments, args: Namespace, start: Start) -> JobDescription:
+def _description(checked: _CheckedJob, job: JobArguments, args: Namespace, start: Start) -> JobDescription:
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
     identity |= package_used(args)
     identity |= {f"the source of {file}": digest for file, digest in source_digests().items()}
+    identity |= checked.data
     identity["state shards"] = start.shards(job)
     if job.spare.reduce.startswith("exact"):
         identity |= arithmetic()

@@ -141,6 +141,8 @@ def test_a_job_that_loses_a_group_ends_as_one_that_loses_none(folder: Path, tmp_
         lines = job.finish(timeout_s=240)
         assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
         found[name] = digest(tmp_path / name / f"iter_{STEPS:07d}", optimizer=True)
+        identity = json.loads((job.run_dir / "job.json").read_text())["identity"]
+        assert f"the data of {folder / 'data_text_document'}" in identity, "a group with other data could come back"
     assert found["whole"] == found["killed"]
 
 

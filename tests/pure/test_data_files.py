@@ -21,10 +21,12 @@ from spare_megatron.data.data_files import (
     check_data,
     check_file,
     check_split,
+    data_identity,
     looked_at,
 )
 from spare_megatron.data.preprocess import merge
 from spare_megatron.flags.blends import blend_of, blends, split_shares
+from spare_megatron.worker.job_loaders import check_same_data
 from tests.pure.flags_of_a_job import job_of
 
 
@@ -177,6 +179,25 @@ def test_a_large_file_is_looked_at_at_the_beginning_the_middle_and_the_end(tmp_p
     write_pair(tmp_path / "d", [tokens], "int32")
     assert check_file(str(tmp_path / "d")).token_range(30) == TokenRange(1, 9, 30)
     assert check_file(str(tmp_path / "d")).token_range(3000) == TokenRange(0, 9, 3000)
+
+
+def test_other_tokens_or_other_lengths_are_other_data(pair: Path) -> None:
+    """A group that comes back, or another host's copy, must have the tokens of the others: nothing else shows it."""
+
+    def identity(whole: bool = True) -> dict[str, str]:
+        return data_identity(check_data(flags(data_path=[str(pair)]), None), whole=whole)
+
+    first, index = identity(), identity(whole=False)
+    assert identity() == first
+    write_pair(pair, [[1, 2, 3], [4, 5], [901]])
+    changed = identity()
+    assert changed != first
+    assert identity(whole=False) == index, "tokens may be brought later"
+    write_pair(pair, [[1, 2], [3, 4, 5], [900]])
+    assert identity(whole=False) != index
+    check_same_data([first, first])
+    with pytest.raises(ConfigError, match=r"rank 1 of this group has other data than rank 0: the data of .* is 6 "):
+        check_same_data([first, changed])
 
 
 def test_words_of_a_blend(pair: Path) -> None:

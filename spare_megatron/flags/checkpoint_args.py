@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,22 @@ TOKENIZER = ("tokenizer_model", "tokenizer_type")
 TOKENIZER_PATTERN = "tiktoken_pattern"
 PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 CHUNKS = "num_layers_per_virtual_pipeline_stage"
+
+SAME_SHAPES: dict[str, tuple[str, ...]] = {
+    "": (
+        *("position_embedding_type", "normalization", "layernorm_epsilon", "layernorm_zero_centered_gamma"),
+        *("add_bias_linear", "swiglu", "squared_relu", "quick_geglu", "glu_linear_offset"),
+        *("activation_func_clamp_value", "qk_layernorm", "qk_l2_norm", "softmax_type", "attention_output_gate"),
+        *("apply_residual_connection_post_layernorm", "untie_embeddings_and_output_weights"),
+    ),
+    "rotary": ("rotary_base", "rotary_percent", "rotary_interleaved", "use_rope_scaling", "rope_scaling_factor"),
+    "experts": (
+        *("moe_router_topk", "moe_router_score_function", "moe_router_pre_softmax", "moe_router_topk_scaling_factor"),
+        *("moe_router_num_groups", "moe_router_group_topk", "moe_apply_probs_on_input", "moe_shared_expert_gate"),
+    ),
+}
+"""Flags that change what weights of the same shapes compute, or leave some of them out, for models of a kind."""
+COMPARED_SIZES = ("num_layers", "hidden_size", "num_attention_heads", "kv_channels")
 
 # what Megatron takes as well, and this framework refuses: set in the args of a model that cannot be trained here
 UNSUPPORTED = (*("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),)
@@ -259,6 +275,40 @@ class _Reader:
         reported = _flag(name) if switch else f"{_flag(name)} {getattr(self._ns, name)}"
         how = "without it" if switch or value is None else f"with {value}"
         self._taken.differences.append(f"{reported} is given, but {self._taken.where} was saved {how}: {whose} counts")
+
+
+def other_sizes(ns: Namespace, args: Mapping[str, Any], where: Path) -> str:
+    """How the job's model has other sizes than that of the checkpoint in ``where``, whose ``args`` were saved; empty
+    where it has not. Other heads have weights of the same shapes, and other layers may leave some of them out."""
+    apart = ns.hybrid_layer_pattern is not None and args.get(PATTERN) is args.get(_OLD_NAMES[PATTERN]) is None
+    for name, saved, now in _differences(ns, args, COMPARED_SIZES):
+        if name != "num_layers" or not apart:  # GPTs load into hybrid models
+            return (
+                f"{where} is of a model with {_flag(name)} {saved}, but this job's has {now}, with which these weights "
+                f"would compute something else; use {_flag(name)} {saved}, or {FLAG}"
+            )
+    return ""
+
+
+def other_model(ns: Namespace, args: Mapping[str, Any]) -> list[str]:
+    """The flags by which the same weights compute something else in this job than in that of the checkpoint, with both
+    values."""
+    kinds = {
+        "": True,
+        "rotary": ns.position_embedding_type in ("rope", "yarn"),
+        "experts": ns.num_experts is not None,
+    }
+    names = [name for kind, names in SAME_SHAPES.items() if kinds[kind] for name in names]
+    return [f"{name} {saved}, here {now}" for name, saved, now in _differences(ns, args, names)]
+
+
+def _differences(ns: Namespace, args: Mapping[str, Any], names: Sequence[str]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, the checkpoint's value, this job's) of flags that differ; one that the args do not have is not known."""
+    for name in names:
+        saved, now = args.get(name, args.get(_OLD_NAMES.get(name, name))), getattr(ns, name)
+        known = type(saved) in (bool, int, float, str) or (saved is None and name in args)
+        if known and (saved or None) != (now or None):
+            yield name, saved, now
 
 
 def _refuse_unsupported(ns: Namespace, where: Path, args: Mapping[str, Any]) -> None:

@@ -213,7 +213,7 @@ def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
     times.done("world")
     replica = build_replica(settings, world, user.model_provider)
     times.done("model")
-    start = load_start(job, replica)
+    start = load_start(job, checked.args, replica)
     times.done("checkpoint")
     return _LoadedJob(checked, store, world, replica, start)
 

@@ -6,6 +6,7 @@ their state."""
 from __future__ import annotations
 
 import logging
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.job import JobDescription
 from spare_megatron.config.place import Place
 from spare_megatron.config.sections import CheckpointConfig
+from spare_megatron.flags import checkpoint_args
 from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
 from spare_megatron.megatron_adapter.json_collectives import broadcast_json
 from spare_megatron.megatron_adapter.model.replica import Replica
@@ -64,10 +66,11 @@ class Start:
         return max(known, job.shape.num_groups) if job.divides_state else known
 
 
-def load_start(job: JobArguments, replica: Replica) -> Start:
+def load_start(job: JobArguments, args: Namespace, replica: Replica) -> Start:
     """Load a checkpoint into ``replica`` if there is one; returns where training begins. Collective in the group.
 
-    Raises ConfigError where the checkpoint that was asked for is missing or damaged.
+    Raises ConfigError where the checkpoint that was asked for is missing, damaged or of a model with other sizes than
+    the one of ``args``.
     """
     chosen: dict[str, Any] = {}
     if job.place.is_leader:
@@ -85,6 +88,8 @@ def load_start(job: JobArguments, replica: Replica) -> Start:
     if chosen["directory"] is None:
         return Start()
     directory = Path(chosen["directory"])
+    if not chosen["own"]:
+        _compare_model(job, args, directory)
     fresh = not chosen["own"] and (job.checkpoint.finetune or directory.name == RELEASE)
     loaded = group_checkpoint.load(
         directory,
@@ -137,6 +142,22 @@ def _of_running_job(job: JobArguments) -> dict[str, int] | None:
         "consumed_samples": opened.consumed_samples,
         "state_shards": opened.state_shards,
     }
+
+
+def _compare_model(job: JobArguments, args: Namespace, directory: Path) -> None:
+    """Refuse a checkpoint of a model with other sizes, with ``--finetune`` only say so, as Megatron does; and say by
+    which other flags its weights compute something else here."""
+    common = group_checkpoint.read_common(directory)
+    saved = vars(common["args"]) if "args" in common else {}
+    sizes, others = checkpoint_args.other_sizes(args, saved, directory), checkpoint_args.other_model(args, saved)
+    if sizes and not job.checkpoint.finetune:
+        raise ConfigError(sizes)
+    if not job.place.is_leader:
+        return
+    if sizes:
+        _tell(sizes, job.place)
+    if others:
+        _tell(f"{directory} was saved with other flags of the model: {'; '.join(others)}", job.place)
 
 
 def _compare_pieces(job: JobArguments, before: Mapping[str, Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +51,11 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     """One step of a job of one rank, as ``pretrain`` starts it, and its checkpoint; the step's samples and its loss."""
     import pretrain_gpt
     from spare_megatron.checkpoint.saved_args import plain
+    from spare_megatron.config.errors import ConfigError
     from spare_megatron.data.dataset_build import build_datasets, sample_counts
     from spare_megatron.data.microbatch_loader import MicrobatchLoader, train_consumed
     from spare_megatron.data.sampling import SampleOrder
+    from spare_megatron.flags.checkpoint_args import other_model
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model import world
@@ -66,7 +70,12 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     try:
         user_state.begin(job, args, build_tokenizer(args))
         replica = build_replica(job.settings(args.padded_vocab_size), here, pretrain_gpt.model_provider)
-        assert load_start(job, replica).step == 0
+        resumed = replace(job, checkpoint=replace(job.checkpoint, finetune=False))
+        with pytest.raises(ConfigError, match=f"of a model with --num-attention-heads {args.num_attention_heads}, but"):
+            load_start(resumed, Namespace(**{**vars(args), "num_attention_heads": 64}), replica)
+        assert load_start(job, args, replica).step == 0
+        (directory,) = Path(load).glob("iter_*")
+        assert other_model(args, vars(group_checkpoint.read_common(directory)["args"])) == []
         provider = pretrain_gpt.train_valid_test_datasets_provider
         built = build_datasets(provider, sample_counts(job.train_iters, args), args, leads=True)
         order = SampleOrder(job.shape, len(built.train))

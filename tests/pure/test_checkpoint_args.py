@@ -113,6 +113,32 @@ def test_a_job_without_a_shape_flag_has_the_shape_of_its_checkpoint(tmp_path: Pa
     assert "rotary_percent" not in reported, "it is what it would be anyway"
 
 
+@pytest.mark.parametrize(
+    ("given", "sizes", "others"),
+    [
+        ({}, "", []),
+        ({"num_attention_heads": 8}, "--num-attention-heads 4, but this job's has 8", []),
+        ({"num_layers": 2}, "--num-layers 4, but this job's has 2", []),
+        ({"num_layers": 2, "hybrid_layer_pattern": "*-"}, "", []),
+        ({"position_embedding_type": "none"}, "", ["position_embedding_type rope, here none"]),
+        ({"rotary_base": 10000}, "", ["rotary_base 500000.0, here 10000"]),
+        ({"qk_layernorm": False, "lr": 1.0}, "", ["qk_layernorm True, here False"]),
+        ({"moe_router_topk": 7, "num_experts": None}, "", []),
+    ],
+)
+def test_weights_of_the_same_shapes_are_not_those_of_another_model(
+    tmp_path: Path, given: dict[str, Any], sizes: str, others: list[str]
+) -> None:
+    """Other heads, or other positions, load without a word from anyone."""
+    args = read_args(checkpoint(tmp_path, moe_router_topk=2, swiglu=True))
+    _, ns = job_of(tmp_path)
+    ns = Namespace(**{**vars(ns), **given})
+    reported = checkpoint_args.other_sizes(ns, args, tmp_path)
+    assert sizes in reported
+    assert bool(reported) == bool(sizes)
+    assert checkpoint_args.other_model(ns, args) == others
+
+
 def test_the_check_shows_what_came_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = checkpoint(tmp_path)
     with pytest.raises(SystemExit):

@@ -57,6 +57,16 @@ class SampleOrder:
         """Number of samples in one microbatch of every data-parallel rank."""
         return self.ranks * self.shape.micro_batch_size
 
+    def check_begin(self, consumed: int) -> None:
+        """ConfigError where no job can begin after ``consumed`` samples: a shuffled order is one of whole rows, and in
+        the middle of one some samples would come twice and others never."""
+        if self.kind == "cyclic" and consumed % self.row:
+            raise ConfigError(
+                f"the checkpoint has consumed {consumed} samples, which are no multiple of {self.row} = {self.ranks} "
+                f"data-parallel ranks x --micro-batch-size {self.shape.micro_batch_size}, as --dataloader-type cyclic "
+                "needs; use numbers whose product divides them, or --dataloader-type single"
+            )
+
     def microbatch(self, consumed: int, number: int, inner: int) -> list[int]:
         """The numbers of the samples of microbatch ``number`` on inner data rank ``inner``, in a step before which the
         job has consumed ``consumed`` samples.

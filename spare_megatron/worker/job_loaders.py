@@ -93,9 +93,12 @@ class JobLoaders:
         check_enough(name, dataset, needed, kind)
         batches = self._start.batches(job)
         size = needed if dataset is None else len(dataset)
+        order = SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding)
+        if name == "training":
+            order.check_begin(self._start.consumed_samples)
         loader = MicrobatchLoader(
             dataset,
-            SampleOrder(job.shape, max(size, 1), kind, job.data.data_sharding),
+            order,
             inner=self._world.data_rank,
             hosted=self._hosted,
             consumed=batches.consumed_before if name == "training" else evaluation_consumed(batch),

@@ -62,6 +62,15 @@ def test_in_order_is_megatrons_sampler(shape: JobShape, steps_before: int, steps
             assert list(want) == []
 
 
+def test_a_shuffled_order_begins_with_a_whole_row() -> None:
+    """A job that goes on with another number of groups: Megatron's sampler asserts it."""
+    shape = JobShape(num_groups=3, micro_batch_size=2, global_batch_size=12)
+    SampleOrder(shape, 50).check_begin(32)
+    SampleOrder(shape, 50, "cyclic").check_begin(36)
+    with pytest.raises(ConfigError, match="consumed 32 samples, which are no multiple of 6 = 3 data-parallel ranks x"):
+        SampleOrder(shape, 50, "cyclic").check_begin(32)
+
+
 @settings(max_examples=60)
 @given(shapes, st.booleans(), st.integers(0, 9), st.integers(0, 12), st.integers(1, 5))
 def test_shuffled_is_megatrons_random_sampler(

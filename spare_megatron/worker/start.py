@@ -103,7 +103,14 @@ def load_start(job: JobArguments, args: Namespace, replica: Replica) -> Start:
         _compare_pieces(job, loaded.args)
     if fresh:
         return Start()
-    return Start(loaded.step, loaded.consumed_samples, loaded.rank_state, loaded.read_rank_states, loaded.state_shards)
+    consumed = loaded.consumed_samples or job.batches.samples_of(loaded.step)
+    if consumed != loaded.consumed_samples and job.place.is_leader:
+        _tell(
+            f"{directory} does not say how many samples were consumed: data go on after the {consumed} of "
+            f"{loaded.step} steps with these flags",
+            job.place,
+        )
+    return Start(loaded.step, consumed, loaded.rank_state, loaded.read_rank_states, loaded.state_shards)
 
 
 def _carry_files(job: JobArguments, loaded: Path) -> None:

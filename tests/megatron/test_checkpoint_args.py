@@ -70,7 +70,9 @@ def train(load: str, save: str, store: Any) -> dict[str, Any]:
     try:
         user_state.begin(job, args, build_tokenizer(args))
         replica = build_replica(job.settings(args.padded_vocab_size), here, pretrain_gpt.model_provider)
-        resumed = replace(job, checkpoint=replace(job.checkpoint, finetune=False))
+        resumed = replace(job, checkpoint=replace(job.checkpoint, finetune=False, no_load_optim=True))
+        begun = load_start(resumed, args, replica)  # a conversion knows of no samples
+        assert (begun.step, begun.consumed_samples) == (1, job.shape.global_batch_size), "Megatron's rule"
         with pytest.raises(ConfigError, match=f"of a model with --num-attention-heads {args.num_attention_heads}, but"):
             load_start(resumed, Namespace(**{**vars(args), "num_attention_heads": 64}), replica)
         assert load_start(job, args, replica).step == 0

@@ -88,6 +88,21 @@ def build_datasets(
     return built
 
 
+def build_enough(
+    build: Callable[[int], Datasets], counted: int, needed: int, any_rank: Callable[[bool], bool]
+) -> Datasets:
+    """The data sets that ``build`` makes of the training samples that Megatron counts, whose order depends on that
+    number; of ``needed`` ones only where there are too few for them.
+
+    A job needs more than Megatron counts if it goes on with smaller batches than those of its checkpoint, or if the
+    last step of a schedule goes beyond --train-samples. ``any_rank`` says whether something holds on a rank of the
+    group; collective, where more are needed than counted."""
+    built = build(counted)
+    if needed <= counted or not any_rank(built.train is not None and len(built.train) < needed):
+        return built
+    return build(needed)
+
+
 def call_provider(provider: DatasetsProvider, counts: tuple[int, int, int], stage: int | None, args: Namespace) -> Any:
     """The provider's three data sets; an OSError while indices are written becomes a ConfigError of one sentence."""
     from spare_megatron.megatron_adapter.data.datasets import only_what_is_drawn, whole_files_only

@@ -29,7 +29,7 @@ from spare_megatron.config.place import Place, place_of
 from spare_megatron.config.span_groups import span_groups
 from spare_megatron.control_plane.leader_process import start_ahead
 from spare_megatron.data.data_files import DataFile, check_data, data_identity, looked_at
-from spare_megatron.data.dataset_build import Datasets, build_datasets, sample_counts
+from spare_megatron.data.dataset_build import Datasets, build_datasets, build_enough, sample_counts
 from spare_megatron.data.microbatch_loader import evaluation_source, validation_batch
 from spare_megatron.flags.blends import blends
 from spare_megatron.flags.optimizer_flags import package_used
@@ -227,18 +227,21 @@ def _build(loaded: _LoadedJob, user: UserCode) -> _BuiltJob:
         _announce(checked)
     needed = start.batches(job).consumed_before(job.train_iters + 1)
     train_samples, valid_samples, test_samples = sample_counts(job.train_iters, args)
-    datasets = build_datasets(
-        user.datasets_provider,
-        (
-            max(train_samples, needed),
-            valid_samples,
-            test_samples,
-        ),  # a schedule's last step may go beyond --train-samples
-        args,
-        checked.files,
-        leads=place.is_leader,
-        chunks=checked.settings.virtual_pipeline,
-        tensor_rank=world.tensor_rank,
+
+    def build(samples: int) -> Datasets:
+        return build_datasets(
+            user.datasets_provider,
+            (samples, valid_samples, test_samples),
+            args,
+            checked.files,
+            leads=place.is_leader,
+            chunks=checked.settings.virtual_pipeline,
+            tensor_rank=world.tensor_rank,
+        )
+
+    once = job.data.dataloader_type == "single"
+    datasets = build_enough(
+        build, train_samples, needed if once else 0, lambda lacks: any(gather_json(lacks, compute_device()))
     )
     loaders = JobLoaders(job, args, world, checked.placement, start, checked.files)
     engine = MegatronEngine(

@@ -12,7 +12,7 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from spare_megatron.config.job import JobDescription
-from spare_megatron.data.dataset_build import sample_counts
+from spare_megatron.data.dataset_build import Datasets, build_enough, sample_counts
 from spare_megatron.data.sampling import SampleOrder
 from spare_megatron.metrics.iteration_line import throughput
 from spare_megatron.worker.job_arguments import JobArguments
@@ -50,6 +50,29 @@ def rate(consumed: float, warmup: float, decay: float, greatest: float, least: f
     share = (consumed - warmup) / (decay - warmup)
     coefficient = 1 - share if style == "linear" else (math.cos(math.pi * share) + 1) / 2
     return least + coefficient * (greatest - least)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "needed", "asked"),
+    [
+        ({16: 16}, 16, [16]),
+        ({16: 40}, 22, [16]),  # a whole epoch of documents
+        ({16: 16, 22: 22}, 22, [16, 22]),
+        ({16: 16}, 0, [16]),  # drawn again and again
+    ],
+)
+def test_a_job_that_goes_on_has_the_data_set_that_megatron_builds(
+    lengths: dict[int, int], needed: int, asked: list[int]
+) -> None:
+    """The order of samples depends on the number that was asked for: Megatron's, unless that is too few."""
+    built: list[int] = []
+
+    def build(samples: int) -> Datasets:
+        built.append(samples)
+        return Datasets(train=range(lengths[samples]))
+
+    assert len(build_enough(build, 16, needed, bool).train) == lengths[asked[-1]]
+    assert built == asked
 
 
 @pytest.mark.parametrize("style", ["linear", "cosine"])

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from spare_megatron.checkpoint import folder
 from spare_megatron.checkpoint.convert.conversion import open_source
 from spare_megatron.checkpoint.convert.mp_rank import inner_name
 from spare_megatron.checkpoint.convert.tensors import entries
+from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.cli import convert
 from spare_megatron.config.errors import ConfigError
 from tests.megatron.hugging_face_models import (
@@ -38,11 +40,11 @@ OF_EACH_SORT = ("llama-tied", "qwen3-moe", "deepseek-v3")
 """Dense, experts, and latent attention with groups of experts: what is cut in a way of its own."""
 
 
-def tensors(folder: Path) -> dict[str, torch.Tensor]:
+def tensors(where: Path) -> dict[str, torch.Tensor]:
     from safetensors.torch import load_file
 
     found: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(where.glob("*.safetensors")):
         found |= load_file(path)
     return found
 
@@ -111,6 +113,15 @@ def test_layers_that_predict_more_tokens(kind: str, tmp_path: Path) -> None:
         assert config == json.loads((tmp_path / "hf" / "config.json").read_text())
 
 
+def saved_by_a_job(directory: Path) -> None:
+    """Give a checkpoint what the args of a job have and a conversion does not know: they are carried along."""
+    common = torch.load(directory / "common.pt", weights_only=False)
+    common["args"].expert_tensor_parallel_size = common["args"].tensor_model_parallel_size
+    torch.save(common, directory / "common.pt")
+    (directory / folder.MANIFEST).unlink()
+    folder.write_manifest(directory, entries_of(directory))
+
+
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=() if kind in OF_EACH_SORT else pytest.mark.full) for kind in MODELS]
 )
@@ -119,6 +130,7 @@ def test_one_digest_under_every_layout(kind: str, tmp_path: Path) -> None:
 
     make(kind, tmp_path / "hf")
     run(tmp_path / "hf", tmp_path / "first", "hf", "core")
+    saved_by_a_job(tmp_path / "first" / "iter_0000001")
     previous = tmp_path / "first"
     for number, (tensor, pipeline) in enumerate(((2, 2), (1, 1), (1, 4))):
         sizes = ("--target-tensor-parallel-size", str(tensor), "--target-pipeline-parallel-size", str(pipeline))

@@ -244,6 +244,7 @@ def _args(source: Prepared, new: Layout, wish: Wish, save_dir: Path) -> Mapping[
     values["vocab_size"] = source.args.get("vocab_size", source.shape.vocab_size)
     values[IDS] = source.shape.vocab_size
     values["virtual_pipeline_model_parallel_size"] = values["num_layers_per_virtual_pipeline_stage"] = None
+    values["expert_tensor_parallel_size"] = new.tensor
     values["sequence_parallel"] = bool(source.args.get("sequence_parallel")) and new.tensor > 1
     values["params_dtype"] = dtype
     values["transformer_impl"] = wish.implementation

@@ -89,7 +89,8 @@ class MpRankSource:
             self.args.get("pipeline_model_parallel_size", 1),
             self.args.get("expert_model_parallel_size", 1) or 1,
         )
-        if (self.args.get("expert_tensor_parallel_size") or self.layout.tensor) != self.layout.tensor:
+        apart = (self.args.get("expert_tensor_parallel_size") or self.layout.tensor) != self.layout.tensor
+        if apart and self.args.get("num_experts"):
             raise ConfigError(f"{directory} has expert tensor parallelism of its own, which is not converted")
         self._states = self._all(directory)
         self._first_layers = self._stages()

@@ -69,7 +69,7 @@ def resolve_model(ns: Namespace) -> None:
             )
         ns.kv_channels = ns.hidden_size // ns.num_attention_heads
     if ns.ffn_hidden_size is None:
-        ns.ffn_hidden_size = int(4 * ns.hidden_size * 2 / 3 / 64) * 64 if ns.swiglu else 4 * ns.hidden_size
+        ns.ffn_hidden_size = _ffn_width(ns)
     at_least(ns, 0, "mtp_num_layers")
     ns.mtp_num_layers = ns.mtp_num_layers or None
     if ns.num_experts == 0:
@@ -119,6 +119,19 @@ def resolve_model(ns: Namespace) -> None:
         values = getattr(ns, dest)
         if isinstance(values, list) and len(values) == 1 and dest != "cp_comm_type":
             setattr(ns, dest, values[0])
+
+
+def _ffn_width(ns: Namespace) -> int:
+    """The width of the MLP that follows from that of the model."""
+    if not ns.swiglu:
+        return 4 * int(ns.hidden_size)
+    width = int(4 * ns.hidden_size * 2 / 3 / 64) * 64
+    if not width:
+        raise ConfigError(
+            f"--swiglu makes --ffn-hidden-size 8/3 of --hidden-size {ns.hidden_size} in multiples of 64, which is 0; "
+            "give --ffn-hidden-size, or use --hidden-size 24 or more"
+        )
+    return width
 
 
 def nearest_multiple(value: int, unit: int) -> int:

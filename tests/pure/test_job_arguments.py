@@ -46,6 +46,7 @@ BAD = [
     ("--seq-length 63 --sequence-parallel --tensor-model-parallel-size 2", "--seq-length 63 is not divisible by"),
     ("--seq-length 62 --context-parallel-size 2", "--seq-length 62 is not divisible by 4 = 2 x"),
     ("--swiglu --squared-relu", "--swiglu and --squared-relu are two activations"),
+    ("--swiglu --hidden-size 16", "--hidden-size 16 in multiples of 64, which is 0; give --ffn-hidden-size, or use"),
     ("--no-position-embedding", "--no-position-embedding is only for rotary embeddings"),
     ("--expert-model-parallel-size 2", "--expert-model-parallel-size 2 needs a model with experts"),
     ("--num-experts 3 --expert-model-parallel-size 2 --global-batch-size 8", "--num-experts 3 is not divisible by"),

@@ -508,11 +508,14 @@ def _saver(
 
     def take(step: int, directory: Path, copied: bool) -> TorchDistShare:
         consumed = batches.consumed_before(step + 1)
+        iterations, interval = job.evaluation.eval_iters, job.evaluation.eval_interval
+        evaluated = validation_batch(step, 0, iterations, interval, final=True)  # batches until then
         kept = carrying.with_states(engine.exact.state if engine.exact is not None else None)
         return checkpointer.take(
             directory,
             step=step,
             consumed_samples=consumed,
+            consumed_valid_samples=evaluated * job.shape.global_batch_size,
             args=flags,
             rank_state=kept,
             state_shards=engine.shards.number,

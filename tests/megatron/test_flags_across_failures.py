@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spare_megatron.checkpoint.saved_args import read_args
 from spare_megatron.config.batches import BatchPlan, schedule_points
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import launch
@@ -69,6 +70,8 @@ def test_a_scheduled_batch_and_all_figures_are_those_of_the_failure_free_run(tmp
     progress = (run / "save" / "progress.txt").read_text()
     assert "# GPUs: 2\tStarting job\n" in progress
     assert "Saved checkpoint\tIteration: 10\t" in progress
+    saved = read_args(run / "save" / f"iter_{STEPS:07d}")
+    assert saved["consumed_valid_samples"] == 2 * 16, "Megatron goes on there in the validation set"
     log = (run / "logs" / "group-0" / "rank-0.log").read_text()
     assert log.count("--ddp-average-in-collective: gradients are summed over groups by our own") == 1
     for flag in ("--verify-integrity", "--ckpt-format fsdp_dtensor", "--te-rng-tracker"):

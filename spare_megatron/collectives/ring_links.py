@@ -178,6 +178,8 @@ class RingLinks:
     def evidence(self, epoch: RingEpoch) -> frozenset[Link]:
         """What is known about links in ``epoch``, in ranks; more may come until its owner leaves."""
         with self._lock:
+            if self._present is epoch and epoch.over and not self._closing:
+                self._review(epoch, time.monotonic())  # on a busy machine the thread may not have run since
             return epoch.evidence
 
     @property

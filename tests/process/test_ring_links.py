@@ -109,7 +109,7 @@ def test_every_position_is_guilty_in_every_way() -> None:
     print(f"{len(took_s)} runs; fault -> loss: median {silent[len(silent) // 2]:.2f} s, most {silent[-1]:.2f} s")
 
 
-def test_a_process_that_dies_is_weak_evidence_that_all_members_vote_with() -> None:
+def test_a_process_that_dies_is_weak_evidence_that_its_neighbours_vote_with() -> None:
     """No close message comes from it; its neighbours, who give up because of it, are not named."""
     with replica_job(3, 1000, timeout_s=PATIENCE_S) as job:
         job.view(range(3))
@@ -117,7 +117,9 @@ def test_a_process_that_dies_is_weak_evidence_that_all_members_vote_with() -> No
         job.strike(1, signal.SIGKILL)
         for group in (0, 2):
             line = job.ranks[group].expect(lambda line: line["event"] == "reduced" and not line["ok"])
-            assert line["links"] == [[1, 0, False], [1, 2, False]], line
+            assert [1, group, False] in line["links"], "what it has found itself"
+            # what the other has found comes with a message, which on a busy machine may be late
+            assert [link for link in line["links"] if link not in ([1, 0, False], [1, 2, False])] == [], line
 
 
 @pytest.fixture

@@ -310,6 +310,53 @@ def test_printing_outlives_a_full_disk() -> None:
     )
 
 
+def test_nobody_waits_for_a_reader_of_what_is_printed() -> None:
+    """A pipe that nobody reads: what it does not take is kept, up to a limit, and written when it is read again."""
+    program = "\n".join(
+        (
+            "from spare_megatron.runtime import standard_output",
+            "import os, sys, time",
+            "standard_output.KEPT_BYTES = 60_000",
+            "standard_output.outlive_the_disk()",
+            "began_s = time.monotonic()",
+            "for number in range(2_000):",
+            "    print(f'{number:0100d}', flush=True)",
+            "os.write(2, b'%.1f' % (time.monotonic() - began_s))",
+            "os.close(2)",
+            "time.sleep(0.5)",
+            "print('seen')",
+        )
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        took_s = float(process.stderr.read())
+        lines = process.stdout.read().decode().splitlines()
+        assert (process.wait(), took_s < 5) == (0, True)
+    *kept, lost, last = lines
+    assert [int(line) for line in kept] == list(range(len(kept)))
+    assert 600 < len(kept) < 2_000
+    assert (lost, last) == ("[the lines before this one are lost: nobody has read them]", "seen")
+
+
+def test_streams_that_are_closed_lead_nowhere(tmp_path: Path) -> None:
+    """Without them the next file that is opened would get what a library writes to standard output."""
+    program = "\n".join(
+        (
+            "from spare_megatron.runtime.standard_output import outlive_the_disk",
+            "import os, sys",
+            "outlive_the_disk()",
+            f"file = open({str(tmp_path / 'journal')!r}, 'wb', buffering=0)",
+            "print('nowhere')",
+            "os.write(1, b'nowhere')",
+            "print('nowhere', file=sys.stderr)",
+            "sys.exit(7 if file.fileno() > 2 and not sys.stdout.isatty() else 1)",
+        )
+    )
+    closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", program])
+    assert (closed.returncode, (tmp_path / "journal").read_bytes()) == (7, b"")
+
+
 # ------------------------------------------------------------------------------------------------- the coordinator
 
 

@@ -1,4 +1,5 @@
-"""Standard output and standard error whose writes neither raise because the disk fails nor wait for whoever reads them.
+"""Standard output and standard error whose writes neither raise because the disk fails, or what is written is no text
+of the locale, nor wait for whoever reads them.
 
 Both are files of the run directory in most processes of a job, and ``print`` raises where the disk is full: in a rank
 that would end its group. Lines that cannot be written are lost, and a line before the next one that can be says so.
@@ -124,8 +125,9 @@ class _Beside:
 
 
 def outlive_the_disk() -> None:
-    """From now on no write to standard output or standard error raises because the disk fails, or waits for a reader.
-    Streams that a test or a user has put in their place stay as they are; those that were closed lead nowhere."""
+    """From now on no write to standard output or standard error raises because the disk fails or the locale lacks a
+    character, or waits for a reader. Streams that a test or a user has put in their place stay as they are; those that
+    were closed lead nowhere."""
     _fill_closed()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -139,7 +141,7 @@ def outlive_the_disk() -> None:
         lenient = io.TextIOWrapper(  # type: ignore[type-var]
             _Lenient(stream.fileno()),
             stream.encoding,
-            stream.errors,
+            "backslashreplace" if stream.errors == "strict" else stream.errors,
             line_buffering=stream.line_buffering,
             write_through=stream.write_through,
         )

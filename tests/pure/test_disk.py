@@ -297,16 +297,19 @@ def test_printing_outlives_a_full_disk() -> None:
             "outlive_the_disk()",
             "print('lost', flush=True)",
             "os.dup2(2, 1)",
-            "print('seen', flush=True)",
+            "print('seen \\u2026', flush=True)",
             "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)",
             "print('lost again')",
         )
     )
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True)
+        ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, env=ascii_only
+        )
     assert (done.returncode, done.stderr) == (
         0,
-        "[the lines before this one are lost: No space left on device]\nseen\n",
+        "[the lines before this one are lost: No space left on device]\nseen \\u2026\n",
     )
 
 

@@ -346,6 +346,8 @@ class ControlThread:
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._side: ControlSide | None = None
+        self._failed: asyncio.Future[None] | None = None
+        """Raises what a call of the side has raised."""
         self._over = False
 
     def start(self) -> None:
@@ -377,7 +379,15 @@ class ControlThread:
     def _call(self, method: Callable[..., None], *args: reports.RankReport) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(method, *args)
+                self._loop.call_soon_threadsafe(self._carry_out, method, *args)
+
+    def _carry_out(self, method: Callable[..., None], *args: reports.RankReport) -> None:
+        """Call ``method``. A report that cannot be sent ends this rank: everybody would wait for it."""
+        try:
+            method(*args)
+        except Exception as error:
+            if self._failed is not None and not self._failed.done():
+                self._failed.set_exception(error)
 
     def _run(self) -> None:
         ask_for_short_waits()
@@ -392,6 +402,7 @@ class ControlThread:
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
         agent = Agent(self._setup, self._session, opened)
+        failed = self._failed = self._loop.create_future()
         self._side = self._make(agent)
         guard = asyncio.create_task(self._guard(agent))
         who = f"rank {self._setup.position} of group {self._setup.group}"
@@ -403,7 +414,8 @@ class ControlThread:
                 await serving  # raises what ended it
             opened.result()
             self._opened.set()
-            await serving
+            await asyncio.wait({serving, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await (failed if failed.done() else serving)
         except ConfigError:
             guard.cancel()  # the training thread waits for this one
             self._side.close()

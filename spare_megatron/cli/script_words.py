@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.config.plain_words import check_words
 from spare_megatron.flags.supported import nearest_of
 
 OF_TORCHRUN = ("--nproc", "--nnodes", "--node-", "--node_", "--rdzv", "--master", "--standalone", "--max-restarts")
@@ -28,9 +29,11 @@ def add_script(made: argparse.ArgumentParser, run_dir: str, **how: Any) -> None:
 def parse_launch(made: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """The flags of a command line that starts a script (:func:`add_script`).
 
-    Raises ConfigError for a flag on the wrong side of the script. argparse would take the word behind a flag that it
-    does not know for the script's name, and everything behind that for the script's flags."""
+    Raises ConfigError for words that are no text, and for a flag on the wrong side of the script. argparse would take
+    the word behind a flag that it does not know for the script's name, and everything behind that for the script's
+    flags."""
     words = sys.argv[1:] if argv is None else list(argv)
+    check_words(words)
     own = made._option_string_actions
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "--":

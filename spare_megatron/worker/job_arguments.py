@@ -23,6 +23,7 @@ from spare_megatron.config.batches import BatchPlan
 from spare_megatron.config.byte_units import rate_of
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import STAGES, Place, number, place_of, world_hint
+from spare_megatron.config.plain_words import check_words
 from spare_megatron.config.rows import RowCut, rows_of, shape_of
 from spare_megatron.config.shape import JobShape
 from spare_megatron.config.spare import SpareConfig
@@ -192,6 +193,7 @@ def parse_job(
     The caller turns ConfigError into exit code 2.
     """
     words = tuple(sys.argv[1:] if words is None else words)
+    check_words(words)
     environ = environ or {}
     if "--help" in words or "-h" in words:
         sys.stdout.write(parser.help_text(extra_args_provider))

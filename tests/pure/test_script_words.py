@@ -30,6 +30,10 @@ from tests.pure.test_wrong_words import answer
             "--run-dir here own.py --num-groups=2",
             "--num-groups stands behind the script, where all flags are the script's; give it before",
         ),
+        (
+            "--num-groups 2 own.py --save runs/\udcff",
+            r"'runs/\xff' is no text in utf-8; give another name",
+        ),
     ],
 )
 def test_a_flag_on_the_wrong_side_of_the_script_is_named(

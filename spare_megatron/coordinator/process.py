@@ -8,6 +8,7 @@ from dataclasses import replace
 from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.host_port import listen_address
 from spare_megatron.coordinator.backlog import DiskFailedError
 from spare_megatron.coordinator.election import LeadershipLease, LeaseLostError, wait_for_lease
 from spare_megatron.coordinator.journal import JournalError
@@ -95,9 +96,7 @@ def _serve_term(options: Options, lease: LeadershipLease) -> ExitCode | None:
 
 
 def _check(options: Options) -> None:
-    host, _, port = options.listen.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"--listen {options.listen} is not HOST:PORT; use for example 127.0.0.1:0")
+    listen_address(options.listen, "127.0.0.1:0")
     advertised(options.listen)
     options.run_dir.create()
 

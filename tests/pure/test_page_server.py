@@ -16,11 +16,13 @@ from yarl import URL
 from spare_megatron.cli import page
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.coordinator.process import serve_alone
+from spare_megatron.coordinator.server import Options
 from spare_megatron.monitor.page.followed_run import FollowedRun
 from spare_megatron.monitor.page.log_files import END_BYTES, end_of, group_logs, job_logs
 from spare_megatron.monitor.page.page_door import listen_address, read_token
 from spare_megatron.monitor.page.page_server import PageServer, opened, page_text
-from spare_megatron.runtime.run_directory import write_json
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
 from tests.pure.scripted_job import ScriptedJob
 from tests.pure.written_job import Written
 
@@ -187,10 +189,12 @@ def test_the_page_needs_nothing_else(written: Written) -> None:
     asked(written, ask)
 
 
-@pytest.mark.parametrize("listen", ["8080", "localhost:", "localhost:x", "127.0.0.1:99999", ":8080"])
-def test_an_address_that_is_none_is_one_sentence(listen: str) -> None:
+@pytest.mark.parametrize("listen", ["8080", "localhost:", "localhost:x", "127.0.0.1:99999", ":8080", "::1:8080"])
+def test_an_address_that_is_none_is_one_sentence(listen: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
         listen_address(listen, "")
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        serve_alone(Options(listen=listen, run_dir=RunDirectory(tmp_path / "run"), job_attempt=1))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.1.2.3", "node7"])

@@ -15,8 +15,8 @@ from pathlib import Path
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
+from spare_megatron.config import host_port
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.host_port import split_address
 
 TOKEN_MIN = 16
 """Characters of a token."""
@@ -31,12 +31,7 @@ HEADERS = {
 def listen_address(listen: str, token: str) -> tuple[str, int]:
     """(host, port) of ``--listen``. Raises ConfigError where it is none, or others can reach it and there is no
     token."""
-    try:
-        host, port = split_address(listen)
-        if not 0 <= port < 1 << 16 or not host:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"--listen {listen} is not HOST:PORT, as in 127.0.0.1:8080") from None
+    host, port = host_port.listen_address(listen, "127.0.0.1:8080")
     if not token and not is_loopback(host):
         raise ConfigError(
             f"--listen {listen} can be reached from other machines, so give --token-file too: "
@@ -97,7 +92,7 @@ def _given(request: web.Request) -> str:
 def _host(request: web.Request) -> str:
     """Of the address that the request was sent to."""
     try:
-        return split_address(request.host)[0]
+        return host_port.split_address(request.host)[0]
     except ValueError:
         return request.host.strip("[]")
 

@@ -78,7 +78,7 @@ EXAMPLE = """example:
     pretrain_gpt.py --pipeline-model-parallel-size 2 --num-layers 8 ...
 
 exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start
-again from; 4 saved and left on SIGTERM, SIGUSR1, SIGINT or SIGHUP; 1 anything else"""
+again from; 4 left on SIGTERM, SIGUSR1, SIGINT or SIGHUP, and saved with --save; 1 anything else"""
 
 
 def parser() -> argparse.ArgumentParser:

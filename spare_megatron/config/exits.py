@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
     NO_CHECKPOINT = 3
     """The job was wiped out or lost all groups, and there is no usable checkpoint to start again from."""
     REQUEUE = 4
-    """The job saved and left on a signal, or it failed and has a checkpoint: it should be queued again."""
+    """The job left on a signal, and saved with --save, or it failed and has a checkpoint: it should be queued again."""
     FENCED = 10
     """A rank left because its group is no member of the job any more."""
     WIPE_OUT = 11

@@ -36,6 +36,7 @@ SETTLE_PAUSE_S = 0.5
 """The pause between two attempts to write what could not be written, at the end."""
 NO_QUEUE = Obstacles(queue="start the same command again, with --load as --save, to go on")
 """On one machine another job attempt can always begin, but there is no queue: only the user can start the job again."""
+NOT_SAVED = Obstacles(queue="as there is no --save, the same command begins where this one began")
 
 
 class Supervisor:
@@ -132,7 +133,8 @@ class Supervisor:
         )
         await asyncio.sleep(SIGNALS_WAIT_S)
         stop_requested = ended.stop_requested or bool(self._stop.reason)
-        return after_attempt(replace(ended, stop_requested=stop_requested, obstacles=NO_QUEUE))
+        obstacles = NO_QUEUE if self._launch.flags.save_dir else NOT_SAVED
+        return after_attempt(replace(ended, stop_requested=stop_requested, obstacles=obstacles))
 
     def _announce(self, text: str) -> None:
         self._notice(f"spare-launch: {text}")
@@ -143,7 +145,8 @@ class Supervisor:
         if self._stop.take(reason):
             self._stopped_hard.set()
         elif not again:
-            self._announce(f"{reason}: the job saves and leaves; {TWICE}")
+            leaves = "saves and leaves" if self._launch.flags.save_dir else "leaves, and saves nothing without --save"
+            self._announce(f"{reason}: the job {leaves}; {TWICE}")
             if self._job_attempt is not None:
                 self._job_attempt.request_stop(reason)
 

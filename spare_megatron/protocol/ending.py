@@ -103,7 +103,8 @@ def ending(state: State) -> tuple[str, str]:
     """The outcome and the reason of a run whose last step is committed and applied."""
     step = state.committed[0]
     if state.leave:
-        return "left", f"{state.leave}; step {step} is committed, applied and saved"
+        done = "committed, applied and saved" if state.saved_step == step else "committed and applied; nobody saves it"
+        return "left", f"{state.leave}; step {step} is {done}"
     return "finished", f"step {step}, the last, is committed and applied by all {len(state.live)} live groups"
 
 

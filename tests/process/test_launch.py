@@ -232,7 +232,9 @@ def test_a_total_loss_without_a_checkpoint(launch: Callable[..., LaunchedJob]) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: signal.Signals) -> None:
+def test_a_signal_lets_a_job_leave_which_says_that_nothing_is_saved(
+    launch: Callable[..., LaunchedJob], number: signal.Signals
+) -> None:
     job = launch("--- --steps 10000 --piece-s 0.01", groups=2)
     job.until(lambda: job.committed() >= 3)
     job.process.send_signal(number)
@@ -241,6 +243,9 @@ def test_a_signal_saves_and_leaves(launch: Callable[..., LaunchedJob], number: s
     assert summary is not None
     assert summary["outcome"] == "left"
     assert summary["reason"].startswith(f"signal {number.name}")
+    assert summary["reason"].endswith("is committed and applied; nobody saves it")
+    assert "the job leaves, and saves nothing without --save" in job.text()
+    assert "nobody saves it; as there is no --save, the same command begins where this one began" in job.text()
 
 
 RENAMED = 'unshare --uts -- sh -c hostname${IFS}nowhere.invalid&&exec${IFS}"$@" sh'

@@ -1,9 +1,10 @@
-"""Prints for spare-launch: the coordinator's lines and the ranks' notices as they are, and on a terminal a progress bar
-below them."""
+"""Prints for a launcher: the coordinator's lines, the ranks' notices, its own lines, which it writes into a file too,
+and on a terminal a progress bar below them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,21 @@ class Display:
         self._files = [FollowedFile(run_dir.coordinator_log), FollowedFile(run_dir.notices)]
         self._bar = _Bar() if sys.stdout.isatty() else None
         self._running = False
+        self._early: list[str] = []
+        """Lines of the launcher from before the run directory was its own."""
 
     def notice(self, text: str) -> None:
         """Print a line of the launcher itself, after the lines that the files have so far."""
         self._follow()
         self._print(text)
+        self._early.append(text)
+        if self._running:
+            self._write()
 
     async def run(self) -> None:
         """Print new lines until cancelled, and then what is left: the launcher may wait for its disk after that."""
         self._running = True
+        self._write()
         try:
             while True:
                 self._follow()
@@ -70,6 +77,16 @@ class Display:
         if self._bar is not None:
             self._bar.show(glance(self._run_dir.status))
             self._bar.close()
+
+    def _write(self) -> None:
+        """Write the launcher's lines into its log; where the disk fails, they are only printed."""
+        lines, self._early = self._early, []
+        if not lines:
+            return
+        with contextlib.suppress(OSError):
+            self._run_dir.logs.mkdir(exist_ok=True)  # and not a run directory that was removed
+            with self._run_dir.launcher_log.open("a", errors="backslashreplace") as file:
+                file.writelines(f"{line}\n" for line in lines)
 
     def _follow(self) -> None:
         for file in self._files if self._running else ():

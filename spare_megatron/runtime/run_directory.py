@@ -71,6 +71,7 @@ class RunDirectory:
         self.standbys = self.path / "standbys"
         self.stage = self.path / "stage"
         self.notices = self.logs / "notices.log"
+        self.launcher_log = self.logs / "launcher.log"
         self.clock = self.path / "clock.json"
         self.coordinator_log = self.logs / "coordinator.log"
         self.coordinator_errors = self.logs / "coordinator.err"

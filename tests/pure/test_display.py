@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_lines_of_another_job_in_the_same_directory_are_not_shown(
     display.notice("refused")
     display.close()
     assert capsys.readouterr().out == "refused\n"
+    assert not run_dir.launcher_log.exists()
 
     async def show() -> None:
         with contextlib.suppress(TimeoutError):
@@ -34,3 +36,22 @@ def test_lines_of_another_job_in_the_same_directory_are_not_shown(
     asyncio.run(show())
     display.close()
     assert capsys.readouterr().out == "of the job that is running\n"
+
+
+def test_lines_of_the_launcher_are_in_its_log(tmp_path: Path) -> None:
+    """Nobody may have read its output; a run directory that is gone stays so."""
+    run_dir = RunDirectory(tmp_path / "run")
+    display = Display(run_dir)
+    display.notice("before the directory is there")
+    run_dir.create()
+
+    async def show() -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(display.run(), 0.05)
+
+    asyncio.run(show())
+    display.notice("later")
+    assert run_dir.launcher_log.read_text() == "before the directory is there\nlater\n"
+    shutil.rmtree(run_dir.path)
+    display.notice("gone")
+    assert not run_dir.path.exists()

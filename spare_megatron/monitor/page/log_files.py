@@ -17,7 +17,7 @@ RANK_LOG = re.compile(r"rank-(\d+)(?:\.incarnation-(\d+))?\.log")
 
 def job_logs(run_dir: RunDirectory) -> dict[str, Path]:
     """Name -> file of the logs that are of no group."""
-    files = (run_dir.coordinator_log, run_dir.notices, run_dir.coordinator_errors)
+    files = (run_dir.coordinator_log, run_dir.launcher_log, run_dir.notices, run_dir.coordinator_errors)
     return {path.name: path for path in files if _is_below(path, run_dir.logs)}
 
 

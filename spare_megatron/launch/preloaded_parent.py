@@ -42,6 +42,9 @@ from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.import_variables import import_environment
 from spare_megatron.runtime.stop_signals import ignore_stop_signals, usual_signals
 
+PATH_BYTES = 107
+"""The longest path of a Unix socket."""
+
 
 class Parent:
     """Serves one launcher."""
@@ -221,6 +224,9 @@ def main(words: Sequence[str] | None = None) -> ForkedScript | None:
     if options.listen is not None:
         if options.listen.exists() and not options.listen.is_socket():
             parser.error(f"{options.listen} exists and is no socket; give another path to --listen")
+        room = PATH_BYTES - len(f".{os.getpid()}")
+        if len(os.fsencode(options.listen.absolute())) > room:
+            parser.error(f"{options.listen.absolute()} has more than {room} bytes; give a shorter path to --listen")
         return Listener(options.listen.absolute(), options.modules).serve()
     with socket.socket(fileno=options.fd) as sock:
         return Parent(sock).serve(wire.receive(sock)[0])

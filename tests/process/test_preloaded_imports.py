@@ -167,6 +167,9 @@ def test_a_socket_belongs_to_one_parent_and_one_user(tmp_path: Path, monkeypatch
     words = [sys.executable, "-m", "spare_megatron.launch.preloaded_parent", "--listen", str(path)]
     refused = subprocess.run(words, cwd=ROOT, env=preloaded.environment(), capture_output=True, text=True, check=False)
     assert "exists and is no socket" in refused.stderr
+    words[-1] = str(tmp_path / ("p" * 110))
+    refused = subprocess.run(words, cwd=ROOT, env=preloaded.environment(), capture_output=True, text=True, check=False)
+    assert "bytes; give a shorter path to --listen" in refused.stderr
     assert path.read_text() == "of the user"
 
 

@@ -343,10 +343,10 @@ class Lock:
 
 
 def sign(lock: TextIO, owner: str) -> None:
-    """Write into a file that this process has locked who does so."""
-    lock.truncate(0)
-    lock.write(f"{owner} (pid {os.getpid()} on {socket.gethostname()})")
-    lock.flush()
+    """Write into a file that this process has locked who does so; where the disk is full nobody learns it."""
+    with contextlib.suppress(OSError):
+        lock.truncate(0)
+        os.write(lock.fileno(), f"{owner} (pid {os.getpid()} on {socket.gethostname()})".encode())
 
 
 def holder_of(lock: TextIO) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,3 +44,25 @@ def test_a_torn_token_is_none(tmp_path: Path, left: bytes) -> None:
     for create in (True, False):
         with pytest.raises(ConfigError, match=r"token is torn: it has \d+ characters, .*; remove it"):
             RunDirectory(tmp_path).token(create)
+
+
+def test_a_lock_on_a_full_disk_is_held_without_a_name(tmp_path: Path) -> None:
+    program = "\n".join(
+        (
+            "import resource, sys",
+            "from spare_megatron.runtime.run_directory import RunDirectory",
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+            "lock = RunDirectory(sys.argv[1]).lock('launch', 'a job')",
+            "print('held', flush=True)",
+            "sys.stdin.read()",
+            "lock.release()",
+        )
+    )
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="is in use by another process"):
+            RunDirectory(tmp_path).lock("launch", "another job")
+        holder.communicate()
+    assert holder.returncode == 0

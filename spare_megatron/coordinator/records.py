@@ -31,7 +31,7 @@ from spare_megatron.metrics.boards import BoardPoint, Boards, points
 from spare_megatron.metrics.iteration_line import IterationLines, evaluation_lines
 from spare_megatron.metrics.metrics import MetricsBook, RealPieces
 from spare_megatron.protocol.machine import State
-from spare_megatron.protocol.messages import Decision, Event, GaveBack, Lost, StopRequested, Tuned, Withdrawn
+from spare_megatron.protocol.messages import Decision, Event, GaveBack, Hello, Lost, StopRequested, Tuned, Withdrawn
 from spare_megatron.protocol.saves import is_emergency
 from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
 from spare_megatron.runtime.file_shapes import whole
@@ -117,7 +117,8 @@ class Records:
         changed = (after.epoch != before.epoch and not relieved) or after.phase != before.phase
         if changed and after.live != before.live:
             self._members(record.time_unix_s, before, after, live)
-        if isinstance(record.event, Lost) and changed:
+        replaced = isinstance(record.event, Hello) and bool(before.live.keys() - after.live.keys())
+        if (isinstance(record.event, Lost) or replaced) and changed:
             self._losses.append(decision.reason)
         if live and (changed or must_publish):
             announce(decision.reason)

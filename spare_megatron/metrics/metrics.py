@@ -18,8 +18,10 @@ from typing import Any
 from spare_megatron.config.batches import BatchSchedule
 from spare_megatron.metrics.moved_pieces import moved_pieces
 from spare_megatron.protocol.machine import State
-from spare_megatron.protocol.messages import Decision, Event, Lost, Opened, SendCommit, Vote
+from spare_megatron.protocol.messages import Decision, Event, Hello, Lost, Opened, SendCommit, Vote
 
+LOSING = Lost | Vote | Hello
+"""Events in which members are lost."""
 TIMES = ("rebuild_s", "patch_s", "reduce_s")
 """Recovery times that come with the votes; a line has the greatest value over all ranks and groups."""
 SLOWEST_MAX = 16
@@ -150,7 +152,7 @@ class MetricsBook:
         # Most events are votes that change no member; looking for one among a thousand takes longer than all the rest.
         changed = after.live is not before.live
         commits = after.committed != before.committed  # who leaves with a commit was drained
-        if changed and not commits and isinstance(event, Lost | Vote) and before.phase in ("running", "ending"):
+        if changed and not commits and isinstance(event, LOSING) and before.phase in ("running", "ending"):
             self._lose(time_s, before, event, after, detect_s)
         if isinstance(event, Vote) and event.result.at != self._voting[0]:
             self._voting = event.result.at, time_s
@@ -159,7 +161,7 @@ class MetricsBook:
                 self._commit(time_s, before, action)
         if changed and before.phase == "running" and after.phase == "running":
             self.totals.joins += len(after.live.keys() - before.live.keys())
-        if after.adopted is not before.adopted and not after.outcome and isinstance(event, Lost | Vote):
+        if after.adopted is not before.adopted and not after.outcome and isinstance(event, LOSING):
             self.totals.soft_wipe_outs += bool(set(after.where.adopted) - set(before.where.adopted))
         if after.outcome == "wipe-out" and not before.outcome:
             self.totals.wipe_outs += 1
@@ -173,8 +175,9 @@ class MetricsBook:
         self._pending, self._reports, self._figures = {}, {}, {}
         self._recovery, self._last_commit_s, self._start_s, self._saves = None, time_s, None, []
 
-    def _lose(self, time_s: float, before: State, event: Lost | Vote, after: State, detect_s: float) -> None:
-        """Count groups that died, or that a vote showed to be wrong; the latter had computed all of their pieces."""
+    def _lose(self, time_s: float, before: State, event: Lost | Vote | Hello, after: State, detect_s: float) -> None:
+        """Count groups that died, that a vote showed to be wrong, or of which another incarnation has come before their
+        death was known. What a vote shows to be wrong had computed all of its pieces."""
         dead = before.live.keys() - after.live.keys()
         if not dead:
             return
@@ -186,7 +189,9 @@ class MetricsBook:
             self._recovery = _Recovery(detect_s, time_s - detect_s)
             self.totals.recoveries += 1
         recovery = self._recovery
-        progress = dict(event.progress if isinstance(event, Lost) else enumerate(before.plan.loads().tolist()))
+        progress = dict(event.progress) if isinstance(event, Lost) else {}
+        if isinstance(event, Vote):
+            progress = dict(enumerate(before.plan.loads().tolist()))
         recovery.lost |= dead
         recovery.computed_by_dead += sum(self._done(before, group, progress.get(group, 0)) for group in dead)
         recovery.given_by_dead += sum(len(before.plan.left.get(group, ())) for group in dead)

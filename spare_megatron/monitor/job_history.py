@@ -216,7 +216,8 @@ class JobHistory:
         dead = {loss.group for loss in reported} | {action.group for action in fenced}
         if dead and (job_attempt.ended_s is not None or not changed):  # no view says so
             self.live = {group: one for group, one in self.live.items() if group not in dead}
-        back = (before.keys() - self.live.keys()) & _sent_back(record)
+        sent_back = _sent_back(record)
+        back = {group for group in before.keys() - self.live.keys() if (group, before[group]) in sent_back}
         self._not_returned(back)
         gone = before.keys() - self.live.keys() - back
         if gone and commits:
@@ -256,7 +257,8 @@ class JobHistory:
                 del self.returns[place]
 
 
-def _sent_back(record: Record) -> set[int]:
-    """The joiners that have to learn again: they are notified."""
+def _sent_back(record: Record) -> set[tuple[int, int]]:
+    """(group, incarnation) of the joiners that have to learn again: they are notified. (So is the next incarnation of a
+    member, which is lost by it.)"""
     views = (action.view for action in record.actions if isinstance(action, m.SendView))
-    return {view.group for view in views if not view.is_member}
+    return {(view.group, view.incarnation) for view in views if not view.is_member}

@@ -23,6 +23,7 @@ from spare_megatron.metrics.metrics import MetricsBook
 from spare_megatron.protocol import messages as m
 from spare_megatron.protocol.machine import initial_state, step
 from spare_megatron.runtime.run_directory import RunDirectory
+from tests.pure.scripted_job import ScriptedJob
 
 SPEC = m.JobSpec(3, 2, (0, 1), "microbatch", 0, 9, 3, "f")
 JOB = JobDescription(train_iters=9, log_interval=2, global_batch_size=6, world_size=3, flops_per_step=6e12)
@@ -204,6 +205,27 @@ def test_a_wipe_out_and_the_steps_it_loses() -> None:
     story.commit()
     [line] = story.report(4)
     assert (line["life"], line["step"]) == (2, 4)
+
+
+def test_a_group_that_is_replaced_before_its_death_is_known_is_a_loss_like_any_other() -> None:
+    """torchrun starts a group again at once; or the coordinator was away when it died."""
+    job = ScriptedJob()
+    job.step()
+    for incarnation in (1, 2):
+        job.tell(m.Hello(1, incarnation, "f", 0, process_nonce=f"1-{incarnation}"))
+        assert job.transitions[-1][0].reason.startswith(f"group 1 replaced: incarnation {incarnation} took its place")
+        job.step()
+        job.tell(m.Ready(1, incarnation))
+        job.step()
+        [offer] = job.state.offers
+        job.tell(m.CaughtUp(1, incarnation, offer.number, job.state.committed[0]))
+        for _ in range(3):
+            job.step()
+        assert job.state.live[1] == incarnation
+    totals, history = job.book.totals, job.picture().history
+    assert (totals.failures_masked, totals.recoveries, totals.joins) == (2, 2, 2)
+    assert [(failure.groups, failure.masked) for failure in history.failures] == [((1,), True)] * 2
+    assert [(one.group, one.away_s > 0) for one in history.returns] == [(1, True)] * 2
 
 
 def line(number: int, **more: Any) -> dict[str, Any]:

@@ -71,9 +71,11 @@ def _is_there(file: TextIO, save: Path) -> bool:
 
 
 def _release(file: TextIO, save: Path, was_there: bool) -> None:
-    """Release the lock, and leave neither its file behind nor a directory that was made for it."""
+    """Release the lock, and leave neither its file behind nor a directory that was made for it. Where the directory was
+    moved away meanwhile, another job may have its own lock in its place."""
     with contextlib.suppress(OSError):
-        (save / LOCK).unlink()
-        if not was_there:
-            save.rmdir()
+        if _is_there(file, save):
+            (save / LOCK).unlink()
+            if not was_there:
+                save.rmdir()
     file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,17 @@ def test_a_lock_that_its_holder_removes_is_none(tmp_path: Path, monkeypatch: pyt
         only_job(str(save), RunDirectory(tmp_path / "two"), print),
     ):
         pass
+
+
+def test_the_end_of_a_job_whose_directory_was_moved_away_leaves_the_next_ones_lock(tmp_path: Path) -> None:
+    save, runs = tmp_path / "save", [RunDirectory(tmp_path / name) for name in ("one", "two", "three")]
+    with contextlib.ExitStack() as first, contextlib.ExitStack() as second:
+        first.enter_context(only_job(str(save), runs[0], print))
+        save.rename(tmp_path / "moved")
+        second.enter_context(only_job(str(save), runs[1], print))
+        first.close()
+        with pytest.raises(ConfigError, match="is in use by the job of"), only_job(str(save), runs[2], print):
+            pass
 
 
 def test_a_job_runs_without_locks_and_without_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

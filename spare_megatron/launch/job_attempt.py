@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.config.plural import counted
 from spare_megatron.config.rows import ranks_with
 from spare_megatron.control_plane import control_pb2 as pb
@@ -134,6 +134,8 @@ class LocalAttempt:
         self._config_error: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._first_failure: Path | None = None
         """The log of the first rank that failed."""
+        self._first_how = ""
+        """Which rank that was, and how it ended, before further words; empty where there was none."""
         self._first_exits: dict[int, tuple[GroupStart, int]] = {}
         """Group -> its newest start of which a process has ended by itself, and the status of the first one."""
 
@@ -196,7 +198,8 @@ class LocalAttempt:
             return self._given_up
         if self._stopped_hard.is_set():
             return "it was asked to stop a second time, and ended at once"
-        return end_of_first([self._first_failure or self._dir.coordinator_errors], f"see {self._dir.logs}")
+        logs = [self._first_failure or self._dir.coordinator_errors]
+        return self._first_how + end_of_first(logs, f"see {self._dir.logs}")
 
     # --------------------------------------------------------------------------------------------------- coordinator
 
@@ -308,8 +311,10 @@ class LocalAttempt:
             if first and not start.restarts:
                 self._announce(f"group {start.group} cannot start: {sentence}")
             self._restarter.note_error(start, sentence)
-        elif status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
-            self._first_failure = self._first_failure or self._ranks.log_of(start, position)
+        elif self._first_failure is None and status not in (ExitCode.FINISHED, ExitCode.FENCED, ExitCode.WIPE_OUT):
+            self._first_failure = self._ranks.log_of(start, position)
+            how = status_words(status)
+            self._first_how = f"rank {position} of group {start.group} was the first to end, {how}; "
         self._restarter.note(start, position, status)
         exited = pb.Exited(group=start.group, incarnation=start.incarnation, position=position, status=status)
         self._client.beside(self._report(exited, start, time.monotonic()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -277,6 +278,7 @@ def test_ranks_that_all_crash_end_the_job(launch: Callable[..., LaunchedJob]) ->
     job = launch("--- --crash", groups=2, size=1)
     assert job.finish() == ExitCode.FAILED
     assert "RuntimeError: asked to crash" in job.text()
+    assert re.search(r"the job failed; rank 0 of group \d was the first to end, exit code 1; the end of ", job.text())
     assert len(job.text().splitlines()) <= 13
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import InertUnpickler
-from spare_megatron.runtime.disk import with_retries, words
+from spare_megatron.runtime.disk import with_retries
 
 COMMON = "common.pt"
 """megatron-core's file for everything that is not a tensor, up to 0.18; ours always have it."""
@@ -92,7 +92,7 @@ def _choices(load: Path) -> list[Path]:
     try:
         return with_retries(lambda: folder.choices(load))
     except OSError as error:
-        raise ConfigError(f"--load {load} cannot be read: {words(error)}") from None
+        raise ConfigError(f"--load {load} cannot be read: {error.strerror}") from None
 
 
 def _has_common_file(directory: Path) -> bool:

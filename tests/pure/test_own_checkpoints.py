@@ -228,7 +228,7 @@ def test_a_tracker_file_that_cannot_be_read_is_not_a_missing_one(tmp_path: Path)
     (job.save / TRACKER).mkdir()
     with pytest.raises(IsADirectoryError):
         to_begin_with(job.save)
-    with pytest.raises(ConfigError, match=r"--load \S+ cannot be read: EISDIR"):
+    with pytest.raises(ConfigError, match=r"--load \S+ cannot be read: Is a directory"):
         saved_args.iteration_directory(job.save, None)
 
 

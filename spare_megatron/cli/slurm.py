@@ -51,7 +51,7 @@ EXAMPLE = """example, in a batch script:
   exec spare-slurm --run-dir runs/$SLURM_JOB_ID pretrain_gpt.py --pipeline-model-parallel-size 8 ...
 
 exit codes: 0 finished; 2 bad flags or configuration; 3 wipe-out without a checkpoint to start
-again from; 4 saved and left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another
+again from; 4 left on SIGTERM or SIGUSR1, or to go on from a checkpoint in another
 allocation: queued again; 1 anything else"""
 
 

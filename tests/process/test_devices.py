@@ -170,7 +170,7 @@ def test_variables_that_choose_kernels_are_compared(monkeypatch: pytest.MonkeyPa
     for name, value in {**own, "SLURM_PROCID": "3"}.items():
         monkeypatch.setenv(name, value)
     assert arithmetic() == here
-    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
-    assert arithmetic() == {**here, "variable NVTE_FUSED_ATTN": "0"}
-    with pytest.raises(ConfigError, match=r"rank 1 .*: variable NVTE_FUSED_ATTN is 0, elsewhere not set; give"):
+    monkeypatch.setenv("NVTE_UNHEARD_OF", "0")
+    assert arithmetic() == {**here, "variable NVTE_UNHEARD_OF": "0"}
+    with pytest.raises(ConfigError, match=r"rank 1 .*: variable NVTE_UNHEARD_OF is 0, elsewhere not set; give"):
         devices.check_alike([here, arithmetic()])

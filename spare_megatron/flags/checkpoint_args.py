@@ -280,9 +280,9 @@ class _Reader:
 def other_sizes(ns: Namespace, args: Mapping[str, Any], where: Path) -> str:
     """How the job's model has other sizes than that of the checkpoint in ``where``, whose ``args`` were saved; empty
     where it has not. Other heads have weights of the same shapes, and other layers may leave some of them out."""
-    apart = ns.hybrid_layer_pattern is not None and args.get(PATTERN) is args.get(_OLD_NAMES[PATTERN]) is None
+    apart = (ns.hybrid_layer_pattern is None) == bool(args.get(PATTERN) or args.get(_OLD_NAMES[PATTERN]))
     for name, saved, now in _differences(ns, args, COMPARED_SIZES):
-        if name != "num_layers" or not apart:  # GPTs load into hybrid models
+        if name != "num_layers" or not apart:  # GPTs load into hybrid models, and these are refused by GPTs elsewhere
             return (
                 f"{where} is of a model with {_flag(name)} {saved}, but this job's has {now}, with which these weights "
                 f"would compute something else; use {_flag(name)} {saved}, or {FLAG}"

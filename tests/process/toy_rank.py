@@ -50,7 +50,7 @@ def main() -> int:
     torch.set_num_threads(1)
     size = int(os.environ["SPARE_GROUP_SIZE"])
     groups = world_hint(os.environ).num_groups or int(os.environ["SLURM_NTASKS"]) // size
-    logging.basicConfig(level=logging.INFO)
+    logging.basicConfig(level=logging.INFO, force=True)  # imports of some megatron-cores have done so
     place = place_of(os.environ, groups, size, None)
     if place.group == 0 and options.unfit_once and options.unfit_once.exists():
         RunDirectory(str(place.run_dir)).report_error(f"group-0-rank-{place.position}", "device 1 is gone")

@@ -139,6 +139,16 @@ def test_weights_of_the_same_shapes_are_not_those_of_another_model(
     assert checkpoint_args.other_model(ns, args) == others
 
 
+def test_a_hybrid_model_has_more_layers_than_the_gpt_that_is_refused_elsewhere(tmp_path: Path) -> None:
+    """Where the sentence says what to do."""
+    checkpoint(tmp_path)
+    _, ns = job_of(tmp_path)
+    for name in ("hybrid_layer_pattern", "hybrid_override_pattern"):
+        saved = {**vars(ns), "num_layers": 2 * ns.num_layers, "hybrid_layer_pattern": None}
+        assert "--num-layers" in checkpoint_args.other_sizes(ns, saved, tmp_path)
+        assert checkpoint_args.other_sizes(ns, {**saved, name: "*-*-"}, tmp_path) == ""
+
+
 def test_the_check_shows_what_came_from_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     where = checkpoint(tmp_path)
     with pytest.raises(SystemExit):

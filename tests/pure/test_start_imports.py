@@ -19,7 +19,7 @@ import spare_megatron.worker.megatron_job
 words = "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --max-position-embeddings 16 --lr 1"
 words += " --micro-batch-size 1 --train-iters 2 --mock-data --tokenizer-type NullTokenizer --vocab-size 63"
 _, args = parse_job(words.split())
-assert build_tokenizer(args).vocab_size == 64
+assert build_tokenizer(args).vocab_size in (63, 64)  # since megatron-core 0.18 the end is one of the 63
 print([name for name in ("transformers", "scipy.stats", "wandb", "torch._dynamo") if name in sys.modules])
 """
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.versions import release
 from tests.pure.flags_of_a_job import job_of, launched
 
 # what is typed -> the flag that is meant
@@ -50,7 +51,7 @@ COMBINATIONS = {
     "--num-experts 4 --tensor-model-parallel-size 2 --disable-bias-linear": "need --sequence-parallel; add it",
     "--moe-dispatch-fwd-dtype fp8": "leave it out",
     "--rampup-batch-size 4 3 100 --global-batch-size 16": "use multiples of 4, or add --decrease-batch-size-if-needed",
-    "--optimizer dist_muon": "use --optimizer adam",
+    **({"--optimizer dist_muon": "use --optimizer adam"} if release() < (0, 18) else {}),
     f"--optimizer sgd {SPLIT}": "use --optimizer adam",
     "--spare-state-redundancy 9": "use --spare-state-redundancy 4",
     "--fp8-format hybrid --spare-reduce exact": "use --spare-reduce fp32",

@@ -199,6 +199,8 @@ def tokenizer_builder() -> Callable[[Namespace], Any]:
     where = "tokenizers.utils" if release() >= (0, 17) else "tokenizers.text.utils"
     with imported_when_used("transformers", "transformers.utils.chat_template_utils"):
         build = importlib.import_module(f"megatron.core.{where}.build_tokenizer").build_tokenizer
+        if release() >= (0, 19):  # else the function imports it when it is called
+            importlib.import_module("megatron.core.tokenizers.text.libraries")
 
     def build_from(args: Namespace) -> Any:
         return build(_tokenizer_flags(args))

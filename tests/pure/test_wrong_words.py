@@ -79,4 +79,4 @@ def test_what_does_not_work_is_answered_in_one_line_with_the_nearest_choice(extr
 
 
 def test_forty_of_them() -> None:
-    assert len(TYPOS) + len(COMBINATIONS) == 40
+    assert len(TYPOS) + len(COMBINATIONS) == 40 - (release() >= (0, 18))

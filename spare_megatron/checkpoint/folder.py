@@ -274,30 +274,22 @@ def pointer_damage(save: Path) -> str:
     """Why Megatron's tracker file in a ``--save`` directory names no checkpoint of it; empty if it names one."""
     if not iterations(save):
         return ""
-    pointer = save / TRACKER
     try:
-        said = pointer.read_bytes().decode(errors="replace").strip()
+        return tracked(save)[1]
     except OSError as error:
-        return f"{pointer} cannot be read: {error.strerror}"
-    named = _of_word(said)
-    if named is not None and (save / (iteration_name(named) if isinstance(named, int) else named)).is_dir():
-        return ""
-    return f"{pointer} says {said[:60]!r}, but there is no such checkpoint"
+        return f"{save / TRACKER} cannot be read: {error.strerror}"
 
 
-def _tracked(save: Path) -> int | str | None:
-    """What the tracker file says: a step, or ``release``; None where there is none, or its text is neither. OSError
-    where it cannot be read: to go on as if it were not there could begin with what was given up."""
-    try:
-        return _of_word((save / TRACKER).read_bytes().decode(errors="replace").strip())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _of_word(word: str) -> int | str | None:
-    if word == RELEASE:
-        return word
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 20 else None
+def tracked(save: Path) -> tuple[Path | None, str]:
+    """The checkpoint that Megatron's tracker file names, and why it is none: its text is neither a step nor ``release``
+    (then there is no path), or there is no such directory; empty where it is one. OSError where it cannot be read."""
+    word = (save / TRACKER).read_bytes().decode(errors="replace").strip()
+    named = save / RELEASE if word == RELEASE else None
+    if word.isascii() and word.isdigit() and len(word) < 20:
+        named = save / iteration_name(int(word))
+    if named is not None and named.is_dir():
+        return named, ""
+    return named, f"{save / TRACKER} says {word[:60]!r}, but there is no such checkpoint"
 
 
 def last_good(save: Path, up_to: int | None = None) -> tuple[Path | None, list[Damage]]:
@@ -358,9 +350,13 @@ def choices(load: Path) -> list[Path]:
 
 def _choices(load: Path) -> tuple[list[Path], int | None]:
     """:func:`choices`, and the step after which checkpoints were given up, None where none were."""
-    tracked, release = _tracked(load), load / RELEASE
-    last = max([tracked, *(step for step, _ in _marks(load))]) if isinstance(tracked, int) else None
-    steps = [] if tracked == RELEASE and release.is_dir() else _newest_first(load, last)
+    release = load / RELEASE
+    try:  # one that cannot be read is not a missing one: the job could begin with what was given up
+        named = tracked(load)[0]
+    except (FileNotFoundError, NotADirectoryError):
+        named = None
+    last = None if named in (None, release) else max([step_of(named), *(step for step, _ in _marks(load))])
+    steps = [] if named == release and release.is_dir() else _newest_first(load, last)
     return steps or [one for one in [release] if one.is_dir()], last
 
 

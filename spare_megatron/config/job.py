@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spare_megatron.config.batches import BatchSchedule
@@ -98,3 +98,9 @@ def difference(ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: in
     parts = [f"{n} is {ours.get(n, 'not set')}, elsewhere {theirs.get(n, 'not set')}" for n in names[:shown]]
     more = len(names) - shown
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
+
+
+def unlike_first(identities: Sequence[Mapping[str, Plain]]) -> tuple[int, str] | None:
+    """The first rank of a group whose identity differs from that of rank 0, and how; ``identities``: those of all."""
+    found = ((rank, difference(one, identities[0])) for rank, one in enumerate(identities))
+    return next(((rank, differs) for rank, differs in found if differs), None)

@@ -240,14 +240,14 @@ class Restarter:
             if answer.drained:
                 self._drained |= {start} - self._unstarted
             wrong = self.only_elsewhere(start)
-            away = answer.drained or (bool(wrong) and (answer.elsewhere or answer.now))
-            if away:
-                self._resting.add(start)
-            elif answer.now:
+            if answer.now and not wrong:
                 self._resting.discard(start)
                 return None if self._job.over() or not self._job.trains() else int(answer.highest_incarnation)
-            if away and (self._standbys.there or self._job.has_room(group)):
-                return int(answer.highest_incarnation)
+            away = answer.now or answer.drained or answer.elsewhere
+            if away:
+                self._resting.add(start)
+                if self._standbys.there or self._job.has_room(group):
+                    return int(answer.highest_incarnation)
             if wrong and not self._standbys.comes:
                 self._kept_out.add(group)
                 self._job.announce(f"group {group} is not started again: {wrong}")

@@ -15,7 +15,7 @@ from spare_megatron import kernels
 from spare_megatron.collectives import nccl_start
 from spare_megatron.collectives.replica_communicators import SILENCE_S
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.job import Plain, difference
+from spare_megatron.config.job import Plain, unlike_first
 from spare_megatron.worker.job_arguments import JobArguments
 
 log = logging.getLogger(__name__)
@@ -37,13 +37,13 @@ def check_alike(words_of_ranks: Sequence[Mapping[str, Plain]]) -> None:
     """Refuse a group whose ranks differ in a property on which the bits of results depend
     (:func:`~spare_megatron.megatron_adapter.determinism.arithmetic` lists them). ``words_of_ranks`` has those of each
     rank. Differences between groups are found elsewhere, by the fingerprint of the job."""
-    for rank, theirs in enumerate(words_of_ranks):
-        if differs := difference(theirs, words_of_ranks[0]):
-            raise ConfigError(
-                f"rank {rank} of this group computes with other bits than rank 0: {differs}; give all ranks one kind "
-                "of GPU (CUDA_VISIBLE_DEVICES says which), one number of threads and the same variables, or use "
-                "--spare-reduce fp32"
-            )
+    if odd := unlike_first(words_of_ranks):
+        rank, differs = odd
+        raise ConfigError(
+            f"rank {rank} of this group computes with other bits than rank 0: {differs}; give all ranks one kind of "
+            "GPU (CUDA_VISIBLE_DEVICES says which), one number of threads and the same variables, or use "
+            "--spare-reduce fp32"
+        )
 
 
 def replica_backend(job: JobArguments) -> str:

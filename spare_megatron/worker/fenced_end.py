@@ -45,13 +45,14 @@ def _stays_out(place: Place) -> str:
         with contextlib.suppress(grpc.aio.AioRpcError, ConfigError):
             if known is not None:
                 answer = asyncio.run(_ask(known.address, security_of(run_dir, place.tls_dir), place))
-        back = "" if answer is None else f"SPARE_INCARNATION={answer.highest_incarnation + 1} torchrun ..."
-        if answer is not None and answer.drained:
-            return f"it is drained; {back} brings it back"
-        if answer is not None and answer.elsewhere:
-            return f"{answer.why}; {back} on other devices brings it back"
-        if answer is not None and (answer.now or answer.never):
-            return str(answer.why)
+        if answer is not None:
+            back = f"SPARE_INCARNATION={answer.highest_incarnation + 1} torchrun ..."
+            if answer.drained:
+                return f"it is drained; {back} brings it back"
+            if answer.elsewhere:
+                return f"{answer.why}; {back} on other devices brings it back"
+            if answer.now or answer.never:
+                return str(answer.why)
         time.sleep(AGAIN_S)
     return ""
 

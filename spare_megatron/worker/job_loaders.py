@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.job import Plain, difference
+from spare_megatron.config.job import Plain, unlike_first
 from spare_megatron.data.data_files import DataFile, file_identities
 from spare_megatron.data.microbatch_loader import MicrobatchLoader, check_enough, evaluation_consumed
 from spare_megatron.data.sampling import SampleOrder
@@ -144,12 +144,12 @@ class JobLoaders:
 def check_same_data(data_of_ranks: Sequence[Mapping[str, Plain]]) -> None:
     """Refuse a group whose ranks have other data under the same names (each host has its own copy, perhaps).
     Differences between groups are found by the fingerprint of the job."""
-    for rank, theirs in enumerate(data_of_ranks):
-        if differs := difference(theirs, data_of_ranks[0]):
-            raise ConfigError(
-                f"rank {rank} of this group has other data than rank 0: {differs}; copy the files again to the host "
-                "whose copy is not right"
-            )
+    if odd := unlike_first(data_of_ranks):
+        rank, differs = odd
+        raise ConfigError(
+            f"rank {rank} of this group has other data than rank 0: {differs}; copy the files again to the host whose "
+            "copy is not right"
+        )
 
 
 def stage(job: JobArguments, shards: Sequence[int]) -> None:

@@ -207,9 +207,10 @@ def _load(checked: _CheckedJob, user: UserCode) -> _LoadedJob:
             embeddings=EmbeddingRanks(user.get_embedding_ranks, user.get_position_embedding_ranks),
             gloo_host=LOOPBACK if on_one_host(store, place) else "",
         )
-    if checked.exact:
-        check_alike(gather_json(arithmetic(), compute_device()))
-    check_same_data(gather_json(checked.data, compute_device()))
+    bits = arithmetic() if checked.exact else {}
+    ranks = gather_json({"bits": bits, "data": checked.data}, compute_device())
+    check_alike([rank["bits"] for rank in ranks])
+    check_same_data([rank["data"] for rank in ranks])
     times.done("world")
     replica = build_replica(settings, world, user.model_provider)
     times.done("model")
@@ -302,7 +303,7 @@ def _train(built: _BuiltJob) -> ExitCode:
     gathering = carrying if gather is None else GatheringEngine(carrying, gather)
     reporting = ReportingEngine(gathering, hooks, job.logging.log_timers_to_tensorboard)
     evaluating = _evaluating(job, reporting, loaders, built.datasets, start)
-    description = _description(checked, job, args, start)
+    description = _description(checked, job, start)
     rank = RankJob(
         job.place,
         _spec(job, checked.placement, start, evaluating.last_round, description),
@@ -422,7 +423,8 @@ def _spec(
     )
 
 
-def _description(checked: _CheckedJob, job: JobArguments, args: Namespace, start: Start) -> JobDescription:
+def _description(checked: _CheckedJob, job: JobArguments, start: Start) -> JobDescription:
+    args = checked.args
     identity: dict[str, Plain] = {"torch": str(torch.__version__), "megatron-core": versions.core_version()}
     identity |= package_used(args)
     identity |= {f"the source of {file}": digest for file, digest in source_digests().items()}

@@ -114,17 +114,11 @@ def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
 def _iteration(load_dir: Path) -> Path:
     """The checkpoint that the tracker file of a ``--save`` directory names; without that file the newest one, or the
     directory itself."""
-    tracker = load_dir / folder.TRACKER
-    if tracker.is_file():
-        word = tracker.read_bytes().decode(errors="replace").strip()
-        numbered = word.isascii() and word.isdigit() and len(word) < 20
-        directory = load_dir / (folder.iteration_name(int(word)) if numbered else "release")
-        if (numbered or word == "release") and directory.is_dir():
-            return directory
-        raise ConfigError(
-            f"{tracker} says {word[:60]!r}, but there is no such checkpoint; correct the file or give the checkpoint's "
-            "own directory with --load-dir"
-        )
+    if (load_dir / folder.TRACKER).is_file():
+        directory, missing = folder.tracked(load_dir)
+        if directory is None or missing:
+            raise ConfigError(f"{missing}; correct the file or give the checkpoint's own directory with --load-dir")
+        return directory
     found = folder.iterations(load_dir)
     return load_dir / folder.iteration_name(found[0]) if found else load_dir
 

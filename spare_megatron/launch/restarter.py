@@ -28,7 +28,7 @@ from spare_megatron.runtime.disk import words
 ASK_AGAIN_S = 0.25
 """Time after an answer that is neither now nor never until the question is asked again."""
 DRAINED_S = 1.0
-"""That time where the group is drained, which may be for hours."""
+"""That time where the group may start only elsewhere, perhaps for hours: it is drained, or its results were wrong."""
 GONE_LOOK_S = 0.05
 """Time between two looks at whether a group has processes."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,8 @@ HELD = ("descriptors", "threads", "rss_mib")
 WARM_UP_S, WARM_UP_RETURNS = 60.0, 2
 """The beginning of a process, in which it makes what it keeps, some of it when the first groups come back: what it
 holds then is no growth."""
+LISTENS = "0A"
+"""The state of a socket that listens (Linux, include/net/tcp_states.h)."""
 LEAST_S = 60.0
 """Processes that were seen for less than this say nothing about growth."""
 
@@ -43,7 +47,8 @@ class Samples:
     found: list[Sample] = field(default_factory=list)
     seen: set[psutil.Process] = field(default_factory=set)
     ports: dict[int, int] = field(default_factory=dict)
-    """Ports at which processes of the job were seen to listen -> the process."""
+    """Sockets (their inodes) with which processes of the job were seen to listen -> the port. The kernel may give a
+    port that the job has left to anybody; a socket stays what it is."""
 
     def look(self, launcher: int, at_s: float, returns: int) -> None:
         """Sample spare-launch and all processes below it."""
@@ -65,10 +70,15 @@ class Samples:
         """Note where the living processes of the job listen."""
         for process in self.seen:
             try:
-                found = process.net_connections("inet")
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                held, there = _sockets_of(process.pid), listening(process.pid)
+            except OSError:
                 continue
-            self.ports |= {one.laddr.port: process.pid for one in found if one.status == psutil.CONN_LISTEN}
+            self.ports |= {inode: port for inode, port in there.items() if inode in held}
+
+    def left_ports(self) -> list[str]:
+        """The ports at which a socket of the job still listens."""
+        there = listening(os.getpid())
+        return [str(port) for inode, port in self.ports.items() if inode in there]
 
     def left(self) -> list[str]:
         """The processes of the job that are still there."""
@@ -96,6 +106,28 @@ def kind_of(process: psutil.Process, is_launcher: bool) -> str:
     marks = {"spare_megatron.cli.coordinator": "coordinator", "leader_process": "leader", "orphan_reaper": "guard"}
     marks |= {"preloaded_parent": "parent"}
     return "spare-launch" if is_launcher else next((kind for mark, kind in marks.items() if mark in words), "rank")
+
+
+def listening(pid: int) -> dict[int, int]:
+    """The inodes of the TCP sockets that listen in the network of a process -> their ports (proc(5), /proc/net/tcp).
+    Raises OSError where the process is gone."""
+    found = {}
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == LISTENS:
+                found[int(words[9])] = int(words[1].rpartition(":")[2], 16)
+    return found
+
+
+def _sockets_of(pid: int) -> set[int]:
+    found = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since it was listed
+            kind, _, inode = str(path.readlink()).partition(":")
+            if kind == "socket":
+                found.add(int(inode.strip("[]")))
+    return found
 
 
 def is_there(process: psutil.Process) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import getpass
 import json
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -106,7 +105,7 @@ def _left_behind(soak: Soak) -> Iterator[str]:
     """No process, no listening port, no temporary file is left."""
     yield from _some("processes are left", soak.samples.left())
     if soak.weather is None:  # else they were in a network of the job's own, which is gone with them
-        yield from _some("ports are left", [str(port) for port in soak.samples.ports if _answers(port)])
+        yield from _some("ports are left", soak.samples.left_ports())
     files = [path for path in soak.scratch.rglob("*") if path.name != TORCH_CACHE or any(path.iterdir())]
     yield from _some("temporary files are left", sorted(map(str, files)))
     save = soak.run_dir / "save"
@@ -114,12 +113,6 @@ def _left_behind(soak: Soak) -> Iterator[str]:
     scratch = [path for path in soak.run_dir.rglob(".*") if not {soak.scratch, *published} & set(path.parents)]
     yield from _some("unfinished files are left", sorted(map(str, scratch)))
     yield from _some("unpublished checkpoints are left", sorted(map(str, (save / PARTIAL).glob("*"))))
-
-
-def _answers(port: int) -> bool:
-    with socket.socket() as mine:
-        mine.settimeout(1.0)
-        return mine.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _grown(growths: list[Growth]) -> Iterator[str]:

@@ -16,6 +16,8 @@ from spare_megatron.config.timeouts import Timeouts
 from spare_megatron.config.tuning import Tuning
 
 Plain = str | int | float | bool | None
+PROGRESS = frozenset({"iteration", "consumed_train_samples"})
+"""Names in an identity that say where a job attempt begins, and so differ between the attempts of one job."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,14 @@ class JobDescription:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3) -> str:
-    """How two identities differ, in words: 'lr is 0.1, elsewhere 0.2'; empty if they do not."""
+def difference(
+    ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3, whose: str = "elsewhere"
+) -> str:
+    """How two identities differ, in words: 'lr is 0.1, elsewhere 0.2'; empty if they do not. ``whose``: the word for
+    ``theirs``."""
     absent = object()
     names = [n for n in sorted({*ours, *theirs}) if ours.get(n, absent) != theirs.get(n, absent)]
-    parts = [f"{n} is {ours.get(n, 'not set')}, elsewhere {theirs.get(n, 'not set')}" for n in names[:shown]]
+    parts = [f"{n} is {ours.get(n, 'not set')}, {whose} {theirs.get(n, 'not set')}" for n in names[:shown]]
     more = len(names) - shown
     return "; ".join(parts) + (f"; and {more} more" if more > 0 else "")
 

@@ -27,7 +27,7 @@ from spare_megatron.checkpoint.folder import mark_accepted
 from spare_megatron.collectives.interface import advertised
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import SIGNAL_REASON, ExitCode, status_words
-from spare_megatron.config.job import JobDescription, difference
+from spare_megatron.config.job import PROGRESS, JobDescription, difference
 from spare_megatron.control_plane import control_pb2 as pb
 from spare_megatron.control_plane import protobuf_codec
 from spare_megatron.control_plane.channel import COORDINATOR, UnaryHandler, security_of, serve
@@ -62,6 +62,8 @@ from spare_megatron.runtime.stop_signals import stop_signals
 STATUS_INTERVAL_S = 0.5
 PUBLISHED_INTERVAL_S = 1.0
 """Time between two checks that coordinator.json still names this coordinator."""
+CHANGES_SHOWN = 6
+"""Of what a job attempt has otherwise than the one before, so many names are given."""
 DISK_PATIENCE = 0.75
 """How long this coordinator waits for a disk before another process should go on, as a share of the time for which
 groups go on without a coordinator."""
@@ -248,9 +250,21 @@ class Coordinator:
             self._suspicion.flush()
 
         self._unopened, self._fingerprint, self._job = False, spec.fingerprint, job
+        self._backlog.do(partial(self._tell_changes, job))
         self._backlog.do(partial(write_json, self._dir.job, encode(job), durable=True))
         self._apply(m.Opened(spec, self._job_attempt, self._fencing))
         self._backlog.do(begin)
+
+    def _tell_changes(self, job: JobDescription) -> None:
+        """Say what this job attempt has otherwise than the one before: its groups compare only each other."""
+        kept = read_json(self._dir.job)
+        if kept is None:
+            return
+        ours, before = (
+            {name: value for name, value in one.identity.items() if name not in PROGRESS} for one in (job, decode(kept))
+        )
+        if differs := difference(ours, before, shown=CHANGES_SHOWN, whose="before"):
+            announce(f"job attempt {self._job_attempt} is not the same job as the attempt before it: {differs}")
 
     def _adopt_job(self, job: JobDescription) -> None:
         self._job = job

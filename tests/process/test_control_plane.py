@@ -303,6 +303,13 @@ def test_a_group_that_runs_another_job_is_given_what_differs(job: Callable[..., 
     for position in range(2):
         assert one.ranks[1, position].wait(30) == ExitCode.BAD_INPUT
         assert "model is other, elsewhere same" in one.output(f"rank-1-{position}-0")
+    for position in range(2):
+        one.kill(0, position)
+    one.kill_coordinator()
+    one.start_coordinator("--life", "2")
+    one.start_group(0, 1, flags=("--identity", "other"))  # it may: all groups of this job attempt are alike
+    told = "job attempt 2 is not the same job as the attempt before it: model is other, before same"
+    one.until(lambda: told in one.output("coordinator"))
 
 
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:

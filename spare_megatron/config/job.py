@@ -93,9 +93,7 @@ class JobDescription:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def difference(
-    ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3, whose: str = "elsewhere"
-) -> str:
+def difference(ours: Mapping[str, Plain], theirs: Mapping[str, Plain], shown: int = 3, whose: str = "elsewhere") -> str:
     """How two identities differ, in words: 'lr is 0.1, elsewhere 0.2'; empty if they do not. ``whose``: the word for
     ``theirs``."""
     absent = object()

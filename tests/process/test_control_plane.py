@@ -308,8 +308,8 @@ def test_a_group_that_runs_another_job_is_given_what_differs(job: Callable[..., 
     one.kill_coordinator()
     one.start_coordinator("--life", "2")
     one.start_group(0, 1, flags=("--identity", "other"))  # it may: all groups of this job attempt are alike
-    told = "job attempt 2 is not the same job as the attempt before it: model is other, before same"
-    one.until(lambda: told in one.output("coordinator"))
+    sentence = "job attempt 2 is not the same job as the attempt before it: model is other, before same"
+    one.until(lambda: sentence in one.output("coordinator"))
 
 
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:

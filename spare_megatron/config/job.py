@@ -43,6 +43,9 @@ class JobDescription:
     constant."""
     pieces_per_shard: int = 0
     """K of the full batch; used only where the batch size changes."""
+    saves_into: str = ""
+    """The absolute path of ``--save``, where the job has no launcher that keeps other jobs out of it (torchrun): the
+    coordinator does. Empty: it does not save, or a launcher does."""
     exit_duration_s: float = 0.0
     """Time from the start of a job attempt after which the job saves and leaves; 0: no limit."""
     world_size: int = 0

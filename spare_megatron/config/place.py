@@ -8,6 +8,7 @@ is passed in.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,6 +59,11 @@ class Place:
     """The file in which this process's place will be; until then it is as a rank of group 0. Empty: it has one."""
     lent: bool = False
     """This rank is on a node that is only lent to the job: a signal that asks a process to leave means the node."""
+
+    def saves_into(self, save: str | None) -> str:
+        """``JobDescription.saves_into``."""
+        return os.path.abspath(save) if save and self.launcher == "torchrun" else ""
+
     stages: int = 0
     """Pipeline stages of a group in a smaller shape (:mod:`spare_megatron.config.rows`); 0: it has the home shape."""
     rows: tuple[tuple[int, ...], ...] = ()

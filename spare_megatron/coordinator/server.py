@@ -56,6 +56,7 @@ from spare_megatron.protocol.machine import State, step
 from spare_megatron.runtime.directory_watch import DirectoryWatch
 from spare_megatron.runtime.gc_scheduler import collect_in_pauses
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, read_json, write_json
+from spare_megatron.runtime.save_lock import only_job
 from spare_megatron.runtime.steady_clock import SteadyClock
 from spare_megatron.runtime.stop_signals import stop_signals
 
@@ -129,6 +130,8 @@ class Coordinator:
         self._exit_code = ExitCode.FAILED
         self._error: Exception | None = None
         self._resumed = False
+        self._held = contextlib.ExitStack()
+        """Locks, until the end."""
         # All of the job attempt before may have died between the record and the files.
         if self._accepted and self._unopened:
             self._publish_accepted()
@@ -163,6 +166,7 @@ class Coordinator:
         finally:
             self._events.close(in_order=served)
             self._journal.close()
+            self._held.close()
         return self._exit_code
 
     async def _serve(self) -> None:
@@ -240,6 +244,8 @@ class Coordinator:
         kept = read_json(self._dir.job)
         if kept is not None:
             self._adopt_job(decode(kept))
+            if why := self._keep_saves(self._job):
+                announce(f"WARNING: {why}")
 
     def _open(self, spec: m.JobSpec, job: JobDescription) -> None:
         """Begin a new job attempt, at its first Hello."""
@@ -428,11 +434,22 @@ class Coordinator:
         self._dispatcher.received(*member)
 
     def _refusal(self, hello: m.Hello, job: JobDescription) -> str:
-        """How a group's job differs from that of the first group, which is a user's error; empty where it does not."""
-        if self._unopened or hello.fingerprint == self._fingerprint:
+        """How a group's job differs from that of the first group, which is a user's error, or why there can be no such
+        job; empty otherwise."""
+        if self._unopened:
+            return self._keep_saves(job)
+        if hello.fingerprint == self._fingerprint:
             return ""
         differs = difference(job.identity, self._job.identity) or "the fingerprints differ"
         return f"group {hello.group} runs another job than the others: {differs}; give every rank the same"
+
+    def _keep_saves(self, job: JobDescription) -> str:
+        """Keep other jobs out of the job's ``--save``, where no launcher does; why that cannot be, or empty."""
+        try:
+            self._held.enter_context(only_job(job.saves_into, self._dir, announce))
+        except ConfigError as error:
+            return str(error)
+        return ""
 
     def _is_taken(self, hello: m.Hello) -> bool:
         """Whether an incarnation belongs to another process (rule 16). The machine would fence this one too, but by

@@ -36,7 +36,6 @@ from spare_megatron.launch.restart_policy import (
     needs_checkpoint,
     slurm_obstacles,
 )
-from spare_megatron.launch.save_lock import only_job
 from spare_megatron.launch.slurm_attempt import SlurmAttempt, SlurmLaunch, own_checkpoints
 from spare_megatron.launch.slurm_commands import (
     ask,
@@ -53,6 +52,7 @@ from spare_megatron.launch.slurm_lend import LEND_STEP
 from spare_megatron.launch.supervisor import SIGNALS_WAIT_S, on_stop_signals
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import read_json, write_json
+from spare_megatron.runtime.save_lock import only_job
 
 AFTER_S = 3.0
 """How often the first coordinator looks, after the end of a job attempt, whether the batch script's node is lost."""

@@ -26,8 +26,8 @@ from spare_megatron.launch.preloaded_ranks import PreloadedRanks
 from spare_megatron.launch.processes import Processes, publish_processes
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.restart_policy import JobProgress, Obstacles, RestartDecision, after_attempt
-from spare_megatron.launch.save_lock import only_job
 from spare_megatron.runtime.disk import END_PATIENCE_S, SideFiles
+from spare_megatron.runtime.save_lock import only_job
 from spare_megatron.runtime.stop_signals import TWICE, SignalledStop, hold_stop_signals, stop_signals
 
 SIGNALS_WAIT_S = 0.05

@@ -446,6 +446,7 @@ def _description(checked: _CheckedJob, job: JobArguments, start: Start) -> JobDe
         seq_length=job.seq_length,
         consumed_samples=start.consumed_samples,
         state_shards=start.shards(job),
+        saves_into=job.place.saves_into(job.checkpoint.save),
         world_size=job.shape.world_size,
         device=compute_device().type,
         late_pauses=job.spare.schedule == "tickets",

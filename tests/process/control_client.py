@@ -51,6 +51,7 @@ def arguments() -> argparse.Namespace:
         "--save", default="", help="directory of pretended checkpoints; attempts above 1 start from there"
     )
     parser.add_argument("--save-interval", type=int, default=0)
+    parser.add_argument("--saves-into", default="", help="what the coordinator must keep from other jobs")
     parser.add_argument("--tls-dir", default="")
     parser.add_argument("--address", default="", help="where this rank reports that it listens for its replica ring")
     parser.add_argument("--config-error", default="", help="fail at once with this sentence")
@@ -81,6 +82,7 @@ class Client:
             log_interval=5,
             global_batch_size=place.num_groups * args.pieces,
             world_size=place.num_groups * place.group_size,
+            saves_into=args.saves_into,
         )
         spec = JobSpec(
             num_groups=place.num_groups,

@@ -312,6 +312,22 @@ def test_a_group_that_runs_another_job_is_given_what_differs(job: Callable[..., 
     one.until(lambda: sentence in one.output("coordinator"))
 
 
+def test_the_coordinator_keeps_other_jobs_out_of_the_checkpoints_where_no_launcher_does(
+    job: Callable[..., ControlJob], tmp_path: Path
+) -> None:
+    flags = f"{PATIENT} --steps 100000 --offsets 0 --saves-into {tmp_path / 'save'}"
+    one, two = (job(1, 1, flags) for _ in range(2))
+    one.start()
+    one.until(lambda: one.committed() >= 1)
+    one.kill_coordinator()
+    one.start_coordinator()
+    two.start_coordinator()
+    two.start_group(0)
+    assert two.ranks[0, 0].wait(30) == ExitCode.BAD_INPUT
+    refused = f"--save {tmp_path / 'save'} is in use by the job of {one.run_dir.path} (pid "
+    assert refused in two.output("rank-0-0-0")
+
+
 def test_two_coordinators_with_one_run_directory(job: Callable[..., ControlJob]) -> None:
     one = job()
     published = one.start_coordinator()

@@ -199,6 +199,7 @@ def _job(place: Place, options: argparse.Namespace) -> JobDescription:
         global_batch_size=place.num_groups * options.pieces,
         seq_length=1,
         world_size=place.num_groups * place.group_size,
+        saves_into=place.saves_into(options.save),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from spare_megatron.config.errors import ConfigError
@@ -216,9 +218,11 @@ def test_number_of_groups_from_each_launcher() -> None:
     torchrun = {"RANK": "1", "WORLD_SIZE": "2", "SPARE_GROUP": "2", "SPARE_NUM_GROUPS": "5"}
     job = job_of(two, torchrun)[0]
     assert (job.shape.num_groups, job.place.group, job.place.position, job.place.launcher) == (5, 2, 1, "torchrun")
+    assert (job.place.saves_into("runs/save"), job.place.saves_into(None)) == (os.path.abspath("runs/save"), "")
     slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_RESTART_COUNT": "1"}
     job = job_of(two, slurm)[0]
     assert job.place.local_rank == 1
+    assert job.place.saves_into("runs/save") == "", "spare-slurm keeps other jobs out"
     assert (job.shape.num_groups, job.place.group, job.place.position, job.place.incarnation) == (4, 2, 1, 1)
     assert shape({}, two).num_groups == 1
     assert shape({}, two + " --num-distributed-optimizer-instances 4").num_groups == 4

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.launch import save_lock
-from spare_megatron.launch.save_lock import LOCK, only_job
+from spare_megatron.runtime import save_lock
 from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.runtime.save_lock import LOCK, only_job
 
 
 def test_another_job_is_refused_while_the_first_one_runs(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Keeps two jobs from saving into one directory.
 
 Both would write the same checkpoints: each would remove what the other one is writing, mix its files with its own, and
-start again from the other one's weights. So the launcher of a job holds a lock in its ``--save`` directory. Where there
-are no locks, or the directory cannot be written now, the job runs without.
+start again from the other one's weights. So the launcher of a job (under torchrun its coordinator) holds a lock in its
+``--save`` directory. Where there are no locks, or the directory cannot be written now, the job runs without.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.pure.written_job import Written
 
 LOST = (7, 123, 500, 999)
 DRAWN_S, CORES, RESIDENT_MB = 0.1, 0.2, 200.0
+"""CPU time for a change, of the thread that draws; how long a reader waits for it is benchmarks/page.py's."""
 
 
 @pytest.fixture
@@ -33,25 +33,34 @@ def browser() -> Iterator[Any]:
         yield driver
 
 
-def test_a_browser_draws_a_change_within_a_tenth_of_a_second(written: Written, browser: Any) -> None:
+def test_a_browser_draws_a_change_with_a_tenth_of_a_second(written: Written, browser: Any) -> None:
     def shown(what: str) -> int:
         return int(browser.execute_script(f"return document.querySelectorAll('.cells .{what}').length"))
 
     with PageProcess(written.dir.path) as page:
         browser.get(page.url)
         until("all groups", lambda: shown("live") == GROUPS)
+        browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        began_s = drawing_s(browser)
         browser.execute_script("sparePage.drawMs.length = 0")
         for group in LOST:
             one_more_step(written)
             one_more_step(written, group)
         until("all losses", lambda: shown("dead") == len(LOST))
-        drawn_s = [took_ms / 1000 for took_ms in browser.execute_script("return sparePage.drawMs")]
+        changes = int(browser.execute_script("return sparePage.drawMs.length"))
+        took_s = drawing_s(browser) - began_s
         check_keys(browser)
         check_log(browser, written)
         assert browser.get_log("browser") == [], "not a word in the console"
-    print(f"{len(drawn_s)} events: median {statistics.median(drawn_s):.3f} s, longest {max(drawn_s):.3f} s")
-    assert len(drawn_s) >= 2 * len(LOST)
-    assert statistics.median(drawn_s) < DRAWN_S
+    print(f"{changes} events: {took_s:.3f} s of CPU time")
+    assert changes >= 2 * len(LOST)
+    assert 0 < took_s / changes < DRAWN_S
+
+
+def drawing_s(browser: Any) -> float:
+    """CPU time that the thread of the page's script has taken, in seconds."""
+    found = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return float({one["name"]: one["value"] for one in found}["TaskDuration"])
 
 
 def check_keys(browser: Any) -> None:

@@ -181,8 +181,8 @@ class MetricsBook:
         dead = before.live.keys() - after.live.keys()
         if not dead:
             return
-        if not after.outcome or after.outcome in ("finished", "left"):
-            self.totals.failures_masked += len(dead)
+        if after.outcome in ("finished", "left") or (before.phase != "running" and not after.outcome):
+            self.totals.failures_masked += len(dead)  # no commit follows that could count them
         if before.phase != "running":
             return
         if self._recovery is None:
@@ -214,6 +214,7 @@ class MetricsBook:
         pieces = real(commit.step, range(before.job.num_groups * before.job.pieces_per_shard))
         recovery, step_time_s = self._recovery, time_s - (self._last_commit_s or time_s)
         moved = moved_pieces(before.plan)
+        self.totals.failures_masked += len(recovery.lost) if recovery else 0
         own = self.own = {group: parts[0] for group, parts in loads.items()}
         self.piece_s = {g: reported.get("compute_s", 0.0) / own[g] for g, reported in times.items() if own.get(g)}
         line: dict[str, Any] = {

@@ -7,7 +7,7 @@ nothing (:func:`spare_megatron.coordinator.journal.acted_on`): a long journal is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.coordinator.journal import Record
@@ -58,6 +58,7 @@ class Failure:
     causes: tuple[str, ...]
     """Of the losses, in the protocol machine's words: 'group 2 (rank 1) exited: killed by SIGKILL'."""
     masked: bool
+    """The step was finished without them, or is still in flight: :attr:`JobHistory.in_flight`."""
     reason: str
     """The protocol machine's."""
     adopted: tuple[int, ...] = ()
@@ -126,6 +127,11 @@ class JobHistory:
         """The newest job attempt; IndexError before the first."""
         return self.job_attempts[-1]
 
+    def in_flight(self, failure: Failure) -> bool:
+        """Whether the step in which these groups were lost has not been committed."""
+        newest = self.job_attempt
+        return (failure.job_attempt, failure.step) == (newest.number, newest.step_in_flight)
+
     def numbered(self, number: int) -> AttemptHistory:
         """The job attempt with this number; ConfigError where no record is of it."""
         job_attempt = self._numbered.get(number)
@@ -159,6 +165,8 @@ class JobHistory:
                     action.outcome,
                     action.reason,
                 )
+                if action.outcome not in ("finished", "left"):
+                    self._not_masked()
         if isinstance(event, m.Tuned):
             job_attempt.save_interval = event.save_interval or job_attempt.save_interval
         views = [action.view for action in record.actions if isinstance(action, m.SendView)]
@@ -179,6 +187,8 @@ class JobHistory:
         if self.job_attempts and self.job_attempt.number == event.job_attempt:
             self.job_attempt.coordinators_s.append(record.time_unix_s)
             return
+        if self.job_attempts and self.job_attempt.ended_s is None:
+            self._not_masked()
         first = event.spec.first_step
         save_every = event.spec.save_every
         self.job_attempts.append(
@@ -188,6 +198,10 @@ class JobHistory:
         self.live, self._lost_s = {}, {}
         self.patching.clear()
         self._segments.clear()
+
+    def _not_masked(self) -> None:
+        """The job attempt is over, and its step in flight was not finished."""
+        self.failures = [replace(one, masked=False) if self.in_flight(one) else one for one in self.failures]
 
     def _follow_segments(self, views: Sequence[View], relieves: bool) -> None:
         """Note who patches: whose plan has grown, but not by what slow groups gave back."""

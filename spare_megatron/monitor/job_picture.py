@@ -107,9 +107,12 @@ class JobPicture:
         steps, job_attempts = dict(wall_time.steps), dict(wall_time.job_attempts)
         returns_s, newest = self._returns_s(), max((one.number for one in self.history.job_attempts), default=0)
         found = []
+        ended = {failure.job_attempt: failure for failure in self.history.failures if not failure.masked}
         for failure in self.history.failures:
-            masked = steps.pop((failure.job_attempt, failure.step), {}) if failure.masked else {}
-            parts = masked if failure.masked else job_attempts.pop(failure.job_attempt, {})
+            if failure.masked:
+                parts = steps.pop((failure.job_attempt, failure.step), {})
+            else:  # the last one has ended the job attempt
+                parts = job_attempts.pop(failure.job_attempt, {}) if failure is ended[failure.job_attempt] else {}
             found.append(FailureCost(failure, parts, _back_s(failure, returns_s), newest > failure.job_attempt))
         return found
 

@@ -194,7 +194,9 @@ def test_a_wipe_out_and_the_steps_it_loses() -> None:
     story = Story()
     for _ in range(5):
         story.commit()
-    story.tell(m.Lost(tuple(m.Loss(group, 0, "exited") for group in range(3))))
+    story.tell(m.Lost((m.Loss(1, 0, "exited"),)))
+    assert story.state.phase == "running", "the others go on with the step"
+    story.tell(m.Lost(tuple(m.Loss(group, 0, "exited") for group in (0, 2))))
     assert story.state.outcome == "wipe-out"
     story.tell(m.Opened(m.JobSpec(3, 2, (0, 1), "microbatch", 3, 9, 3, "f"), 2, 2))
     totals = story.book.totals
@@ -205,6 +207,29 @@ def test_a_wipe_out_and_the_steps_it_loses() -> None:
     story.commit()
     [line] = story.report(4)
     assert (line["life"], line["step"]) == (2, 4)
+
+
+def test_a_loss_is_masked_once_its_step_is_committed() -> None:
+    """A wipe-out in the same step takes what the survivors computed for the lost group with it."""
+    job = ScriptedJob()
+
+    def masked() -> list[bool]:
+        return [failure.masked for failure in job.picture().history.failures]
+
+    job.step()
+    job.lose(0)
+    assert (job.book.totals.failures_masked, masked()) == (0, [True])
+    assert job.picture().history.in_flight(job.picture().history.failures[0]), "nobody knows yet"
+    job.step()
+    assert (job.book.totals.failures_masked, masked()) == (1, [True])
+    job.lose(2)
+    assert not job.state.outcome
+    job.lose(1, 3)
+    assert job.state.outcome == "wipe-out"
+    assert (job.book.totals.failures_masked, masked()) == (1, [True, False, False])
+    picture = job.picture()
+    costs = [sum(cost.parts.values()) > 0 for cost in picture.failures(picture.wall_time())]
+    assert not costs[1], "the restart is the cost of the failure that ended the job attempt"
 
 
 def test_a_group_that_is_replaced_before_its_death_is_known_is_a_loss_like_any_other() -> None:

@@ -124,4 +124,5 @@ def _figures(picture: JobPicture) -> _Found | None:
         values["slowest_speed"] = min(speeds)
     counts = {"steps": len(series.step), "returns": len(history.returns), "saves": len(history.saves)}
     states = Counter(cell[0] for cell in cells_of(picture))
-    return values, counts, states, wall_time.parts, Counter(failure.masked for failure in history.failures)
+    known = (one for one in history.failures if not one.masked or not history.in_flight(one))  # a counter never falls
+    return values, counts, states, wall_time.parts, Counter(failure.masked for failure in known)

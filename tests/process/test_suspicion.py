@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.config.exits import ExitCode
 from spare_megatron.protocol.messages import Lost
 from tests.process.harness import launch, toy_digests
 
@@ -31,7 +32,8 @@ def same_weights(run_dir: Path, groups: set[int]) -> None:
 
 @pytest.mark.parametrize("position", [0, 1], ids=["leader", "rank1"])
 def test_a_stopped_rank_is_fenced_and_leaves_when_it_goes_on(tmp_path: Path, position: int) -> None:
-    job = launch(tmp_path, *WORDS)
+    """The job trains until it has."""
+    job = launch(tmp_path, *WORDS, "--steps", "100000")
     job.wait_for_step(4)
     pid = job.pid(1, position)
     others = [p for p in job.pids(1) if p != pid]
@@ -41,8 +43,9 @@ def test_a_stopped_rank_is_fenced_and_leaves_when_it_goes_on(tmp_path: Path, pos
     assert [(loss.group, loss.position, loss.cause) for loss in lost.losses] == [(1, position, "silent")]
     job.kill(pid, number=signal.SIGCONT)
     job.wait_for_exit(pid, *others)
-    lines = job.finish()
-    assert [line["step"] for line in lines] == list(range(1, 15))
+    job.kill(job.process.pid, number=signal.SIGTERM)
+    lines = job.finish(code=ExitCode.REQUEUE)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
     assert [line["recovery"]["lost_groups"] for line in lines if line["recovery"]] == [[1]]
     assert "fenced" in (tmp_path / "logs" / "group-1" / f"rank-{position}.log").read_text()
     same_weights(tmp_path, {0, 2})

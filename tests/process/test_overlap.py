@@ -61,6 +61,7 @@ def test_a_death_at_each_point_of_the_step(tmp_path: Path, plain: dict[str, set[
     assert by_position(job, 1) == plain
 
 
+@pytest.mark.timeout(240)
 def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     tmp_path: Path, plain: dict[str, set[str]]
 ) -> None:
@@ -70,7 +71,7 @@ def test_deaths_in_the_overlapped_reductions_of_a_step_and_of_its_patches(
     inject += [f"sigkill:group={group},position=1,step=9,at=patch" for group in (0, 2, 3)]
     words = (*OVERLAP, "--layer-s", "0.05")
     job = launch(tmp_path, *words, groups=GROUPS, inject=inject)
-    lines = job.finish()
+    lines = job.finish(timeout_s=200)  # perhaps of one group, with the pieces of all
     log = (tmp_path / "logs" / "group-1" / "rank-1.log").read_text().splitlines()
     assert [line for line in log if line.startswith("step 9:")][-1] != "step 9: all is computed", "it died too late"
     gone = [group for line in lines if line["recovery"] for group in line["recovery"]["lost_groups"]]

@@ -200,8 +200,10 @@ class Client:
         )
         if self.session.saved(step, str(partial)):
             failpoints.hit("checkpoint.publish")
-            directory.mkdir(parents=True)
-            (directory / "metadata.json").write_text("{}")
+            made = save / f".{directory.name}"
+            made.mkdir(parents=True)
+            (made / "metadata.json").write_text("{}")
+            made.rename(directory)  # as a real one, it has its name once it is whole
 
     def _checkpoint_step(self) -> int:
         good, _ = last_good(Path(self.args.save))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
@@ -101,3 +103,47 @@ def test_no_stranger_connects_once_the_groups_have_formed() -> None:
         assert found["outcomes"] == ["dropped"] * 5
         assert found["sum"] == 4.0
         assert found["grown"] <= 12, "a group that is made later has a device and connections, strangers have none"
+
+
+class _Gloo:
+    """Takes what torch's class takes, and notes it. Its options have ``fields``, as those of a version."""
+
+    fields: tuple[str, ...] = ()
+    made: ClassVar[list[tuple[Any, dict[str, Any]]]] = []
+
+    @classmethod
+    def _Options(cls) -> Any:  # noqa: N802  # torch's name
+        return SimpleNamespace(**dict.fromkeys(cls.fields))
+
+    @classmethod
+    def create_default_device(cls) -> str:
+        return "the device"
+
+    def __init__(self, store: str, rank: int, size: int, options: Any = None, **given: Any) -> None:
+        self.made.append((options, given))
+
+
+@pytest.mark.parametrize(
+    ("fields", "given"),
+    [((), {}), (("enable_reconfigure",), {"enable_reconfigure": True}), ((), {"of_a_later_version": 1})],
+    ids=["2.13", "2.14", "later"],
+)
+def test_what_newer_versions_of_torch_give_a_group(
+    fields: tuple[str, ...], given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed import distributed_c10d
+
+    from spare_megatron.megatron_adapter.model.gloo_device import shared_gloo_device
+
+    monkeypatch.setattr(distributed_c10d, "ProcessGroupGloo", _Gloo)
+    monkeypatch.setattr(_Gloo, "fields", ("_devices", "_threads", "_timeout", *fields))
+    monkeypatch.setattr(_Gloo, "made", [])
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    with shared_gloo_device():
+        distributed_c10d.ProcessGroupGloo("store", 0, 1, timeout=timedelta(seconds=5), **given)  # type: ignore[arg-type]
+    [(options, rest)] = _Gloo.made
+    if "of_a_later_version" in given:  # its own device, but it is made
+        assert (options, rest) == (None, {"timeout": timedelta(seconds=5), **given})
+    else:
+        kept = {name: getattr(options, name) for name in fields}
+        assert (options._devices, options._timeout, kept, rest) == (["the device"], timedelta(seconds=5), given, {})

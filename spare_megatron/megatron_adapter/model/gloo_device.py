@@ -53,14 +53,21 @@ def shared_gloo_device(host: str = "") -> Iterator[None]:
     others: set[int] = set()
 
     class OneDevice(gloo):  # type: ignore[misc,valid-type]
-        """A process group of gloo with the devices of this block; its parameters are those that torch gives."""
+        """A process group of gloo with the devices of this block; its parameters are those that torch gives. ``more``:
+        what newer versions give too, 'enable_reconfigure' from 2.14 on; where the options lack such a parameter, the
+        group has a device of its own."""
 
-        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, **more: Any) -> None:
+            options = gloo._Options()
+            if not all(hasattr(options, name) for name in more):
+                super().__init__(store, rank, size, timeout=timeout, **more)
+                return
             if not devices:
                 others.update(_listening())
                 devices[:] = _devices(gloo, host)
-            options = gloo._Options()
             options._devices, options._threads, options._timeout = devices, 2 * len(devices), timeout
+            for name, value in more.items():
+                setattr(options, name, value)
             super().__init__(store, rank, size, options)
 
     distributed_c10d.ProcessGroupGloo = OneDevice  # type: ignore[misc]

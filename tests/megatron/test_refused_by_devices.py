@@ -96,7 +96,7 @@ def test_layers_call_nothing_that_deterministic_mode_refuses() -> None:
     assert spec is not None
     core = Path(spec.submodule_search_locations[0])  # type: ignore[index]
     refused = refused_on_cuda()
-    assert {"histc", "cumsum", "put_"} <= refused
+    assert {"histc", "put_"} <= refused  # and cumsum, up to torch 2.13
     found = {
         (str(path.relative_to(core)), name)
         for folder in LAYERS

@@ -108,8 +108,8 @@ class Restarter:
         self._first_exits: dict[GroupStart, str] = {}
         """How the first rank of each start of a group ended that has lost one."""
         self._kept_out: set[int] = set()
-        self._asked: set[GroupStart] = set()
-        """Starts that were asked to leave, to come back in another shape."""
+        self._asked: dict[GroupStart, str] = {}
+        """Starts that were asked to leave, to come back in another shape or elsewhere, and why that is no restart."""
 
     @property
     def works(self) -> bool:
@@ -130,13 +130,14 @@ class Restarter:
         """Why a group that has lost ``start`` must not be started on the same devices; empty where it may be."""
         return self._elsewhere.get(start, "")
 
-    def asked_to_leave(self, start: GroupStart) -> None:
-        """A start of a group leaves to come back in another shape: that counts as no restart, and does not wait."""
-        self._asked.add(start)
+    def asked_to_leave(self, start: GroupStart, why: str = "it has left for that") -> None:
+        """A start of a group leaves to come back in another shape, or elsewhere: that counts as no restart, and does
+        not wait. ``why`` is what the user reads then."""
+        self._asked[start] = why
 
     def stays(self, start: GroupStart) -> None:
         """A start that was asked to leave does not."""
-        self._asked.discard(start)
+        self._asked.pop(start, None)
 
     async def bring_back(self, start: GroupStart) -> None:
         """Start a group again that has lost ``start``, now or after a pause, or say why not; a second call for one
@@ -160,7 +161,7 @@ class Restarter:
                 f"{self._first_exits[start]}: the job goes on without it"
             )
             return
-        if start.restarts and start not in self._asked | self._drained:
+        if start.restarts and start not in self._asked.keys() | self._drained:
             when = f"in {then.pause_s:g} s" if then.pause_s else "now"
             self._job.announce(
                 f"group {group} (incarnation {start.incarnation}) has failed again, {self._first_exits[start]}; it is "
@@ -194,7 +195,7 @@ class Restarter:
     def _uncounted(self, start: GroupStart) -> str:
         """Why the loss of ``start`` is followed by no restart that counts; empty where it is."""
         if start in self._asked:
-            return "it has left for that"
+            return self._asked[start]
         if start in self._drained:
             return "it was drained, which counts as no restart"
         return "its attempt at home counts as no restart" if self._job.before(start) is not None else ""

@@ -36,7 +36,7 @@ from spare_megatron.launch.lent_nodes import LentNode, LentNodes, start_order
 from spare_megatron.launch.node_looks import JobNodes, NodesLook, look_at_nodes
 from spare_megatron.launch.processes import Child, Processes
 from spare_megatron.launch.rank_processes import LOOK_S
-from spare_megatron.launch.restarter import NoStandbys, RestartedJob, Restarter
+from spare_megatron.launch.restarter import DRAINED_S, NoStandbys, RestartedJob, Restarter
 from spare_megatron.launch.slurm_commands import SRUN, in_service, node_names, racks_of, reported_of
 from spare_megatron.launch.slurm_places import Move, NodePlace, SlurmPlaces
 from spare_megatron.runtime.brief_command import run_command
@@ -46,6 +46,7 @@ RESUMED_LOOK_S = 10.0
 """Time between two looks at whether Slurm has nodes again that groups wait for."""
 AT_ONCE = 16
 """So many nodes at most are checked at once."""
+NODE_LEFT = "a lent node of it was to leave, which counts as no restart"
 SWEEP_LIMIT_S = 30.0
 """How long the nodes of a group have to kill what is left of it; one that is slower counts as lost."""
 
@@ -229,7 +230,8 @@ class SlurmGroups:
             if sentences:
                 self._restarter.note_error(start, tail(sentences[0], LINES_SHOWN))
         self._restarter.note(start, 0, status)
-        self._lost(start, failed=start not in self._asked)
+        drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
+        self._lost(start, failed=start not in self._asked and start.group not in drained)
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -461,17 +463,40 @@ class SlurmGroups:
             self._news.wake(group)
 
     async def leave(self, node: LentNode, why: str) -> None:
-        """Let the groups with ranks on a lent node leave with a commit; then they are started elsewhere, or wait. A
-        group that nothing can do without stays, and is lost with the node."""
-        groups = sorted({start.group for start in node.starts})
+        """Let the groups with ranks on a lent node leave with a commit; then they are started elsewhere, or wait. Who
+        cannot leave yet is asked again: it is still starting, or others cannot do without it. It is lost with the node
+        where that does not change."""
+        reason, reported, groups = f"the lent node {node.name} is to leave ({why})", set[str](), set[int]()
+        while node.starts and not self._over():
+            rest = [start for start in node.starts if start not in self._asked]
+            # all with one commit; if that cannot be, those that can
+            for some in (rest, *([start] for start in rest if len(rest) > 1)):
+                refusal = await self._let_leave(some, reason) if some else ""
+                if not refusal:
+                    groups |= {start.group for start in some}
+                    if some == rest:
+                        break
+                elif len(some) == 1 and refusal not in reported:
+                    reported.add(refusal)
+                    self._announce(f"group {some[0].group} cannot leave the lent node {node.name} yet: {refusal}")
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(node.until_empty(), DRAINED_S)
+        await node.until_empty()
         if groups and not self._over():
-            reason = f"the lent node {node.name} is to leave ({why})"
-            answer = await drain_for_now(self._client, groups, reason)
-            if answer is not None and answer.refusal:
-                self._announce(f"the groups on the lent node {node.name} cannot leave: {answer.refusal}")
-            await node.until_empty()
-            if not self._over():
-                await drain_for_now(self._client, groups, f"the lent node {node.name} has left", undo=True)
+            has_left = f"the lent node {node.name} has left"
+            await drain_for_now(self._client, sorted(groups), has_left, undo=True)
+
+    async def _let_leave(self, starts: Sequence[GroupStart], reason: str) -> str:
+        """Ask that groups leave for now, which counts as no restart; why they stay, empty where they leave."""
+        for start in starts:
+            self._asked.add(start)
+            self._restarter.asked_to_leave(start, NODE_LEFT)
+        answer = await drain_for_now(self._client, sorted({start.group for start in starts}), reason)
+        refusal = "" if answer is None else answer.refusal
+        if refusal:
+            for start in starts:
+                self._stays(start)
+        return refusal
 
     def lose(self, node: LentNode) -> None:
         """A lent node has left."""

@@ -1,4 +1,5 @@
-"""What becomes of a group under Slurm that finds bad input at its first start, or fails on its way home."""
+"""What becomes of a group under Slurm that finds bad input at its first start, fails on its way home, or is on a lent
+node that is to leave."""
 
 from __future__ import annotations
 
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 
 from spare_megatron.config.allocation import Allocation
+from spare_megatron.control_plane import control_pb2 as pb
+from spare_megatron.launch import slurm_groups
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
-from spare_megatron.launch.lent_nodes import LentNodes
+from spare_megatron.launch.lent_nodes import LentNode, LentNodes
 from spare_megatron.launch.node_looks import NodesLook
-from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.launch.slurm_groups import NODE_LEFT, SlurmGroups, SlurmRanks
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
+from tests.pure.test_run_files import STATUS
 
 GROUPS, SIZE = 3, 2
 
@@ -136,3 +140,47 @@ def test_a_group_that_fails_at_home_is_again_on_the_node_that_it_left(tmp_path: 
         assert (again.stages, [node for node, _ in groups._places_of[again]]) == (1, [good])
 
     asyncio.run(play())
+
+
+def test_groups_leave_a_lent_node_once_each_can_and_none_of_these_losses_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Group 1 is still starting there, and others cannot do without group 2."""
+    monkeypatch.setattr(slurm_groups, "DRAINED_S", 0.0)
+
+    async def play() -> None:
+        job, node, starts = Job(tmp_path, 1), LentNode("n9", 3), [GroupStart(group, 5, 1) for group in range(GROUPS)]
+        groups: Any = job.groups
+        cannot = {1: "group 1 is not among them", 2: "group 2 is the last live host"}
+        asked, lost = list[list[int]](), list[tuple[int, bool]]()
+
+        async def tell(method: str, request: pb.DrainRequest, _: object) -> pb.DrainAnswer:
+            asked.append(list(request.groups))
+            if request.undo:
+                assert len(lost) == GROUPS
+            elif stuck := [cannot[group] for group in request.groups if group in cannot]:
+                cannot.pop(len(asked) // 8, None)  # some requests later the group can leave
+                return pb.DrainAnswer(refusal=stuck[0])
+            else:
+                for group in request.groups:
+                    node.receive(pb.AgentReport(ended=pb.RanksEnded(group=group, incarnation=5)))
+            return pb.DrainAnswer()
+
+        job.client.tell = tell
+        groups._lost = lambda start, failed: lost.append((start.group, failed))
+        for start in starts:
+            node.start(start, pb.StartRanks(), lambda status, start=start: groups._ended(start, status))  # type: ignore[misc]
+        await groups.leave(node, "it was asked to leave")
+        write_json(job.run_dir.status, STATUS | {"drained": [1]})
+        groups._ended(GroupStart(1, 6, 2), 0)  # drained by an operator
+        assert [group for group, _ in lost] == [0, 1, 2, 1]
+        assert not any(failed for _, failed in lost), "its nodes are as good as before"
+        assert [groups._restarter._uncounted(start) for start in starts] == [NODE_LEFT] * GROUPS
+        assert asked[:4] == [[0, 1, 2], [0], [1], [2]], "one commit is tried first"
+        assert asked[-1] == [0, 1, 2], "then they may be started elsewhere"
+        assert job.lines == [
+            f"group {group} cannot leave the lent node n9 yet: {why}"
+            for group, why in ((1, "group 1 is not among them"), (2, "group 2 is the last live host"))
+        ]
+
+    asyncio.run(asyncio.wait_for(play(), 20))

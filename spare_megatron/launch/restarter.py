@@ -130,6 +130,11 @@ class Restarter:
         """Why a group that has lost ``start`` must not be started on the same devices; empty where it may be."""
         return self._elsewhere.get(start, "")
 
+    def only_away(self, start: GroupStart) -> bool:
+        """Whether a group that has lost ``start`` must not be started on the same devices now: as the last answer of
+        the coordinator was, which status.json may be behind of."""
+        return start in self._resting
+
     def asked_to_leave(self, start: GroupStart, why: str = "it has left for that") -> None:
         """A start of a group leaves to come back in another shape, or elsewhere: that counts as no restart, and does
         not wait. ``why`` is what the user reads then."""

@@ -322,7 +322,7 @@ class SlurmGroups:
         if nodes is None:
             return NodesLook(HealthFault("node", "Slurm does not name the nodes of the job"))
         wrong = self._restarter.only_elsewhere(start)
-        if wrong or start.group in nodes.drained:
+        if wrong or self._restarter.only_away(start):
             nodes = replace(nodes, left=self._lost_on[start.group], wrong=wrong)
         return look_at_nodes(self._places, start.group, nodes, lambda some: self._unfit(start, some, over))
 

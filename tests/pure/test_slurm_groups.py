@@ -16,7 +16,7 @@ from spare_megatron.launch import slurm_groups
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.group_restarts import GroupRestarts, GroupStart, Incarnations, LaunchMemory
 from spare_megatron.launch.lent_nodes import LentNode, LentNodes
-from spare_megatron.launch.node_looks import NodesLook
+from spare_megatron.launch.node_looks import JobNodes, NodesLook
 from spare_megatron.launch.slurm_groups import NODE_LEFT, SlurmGroups, SlurmRanks
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
 from tests.pure.test_run_files import STATUS
@@ -184,3 +184,21 @@ def test_groups_leave_a_lent_node_once_each_can_and_none_of_these_losses_counts(
         ]
 
     asyncio.run(asyncio.wait_for(play(), 20))
+
+
+def test_a_group_leaves_its_nodes_where_the_coordinator_keeps_it_away_whatever_the_status_says(tmp_path: Path) -> None:
+    """status.json names a group that was drained for now after the coordinator has taken that back; an operator's drain
+    may not be there yet."""
+
+    async def play() -> None:
+        job, start = Job(tmp_path, 1), GroupStart(1, 5)
+        groups: Any = job.groups
+        names = {node: f"n{node}" for node in range(GROUPS * SIZE)}
+        groups._lost_on[1], groups._unfit = frozenset({2, 3}), lambda *_: {}
+        groups._nodes = lambda: JobNodes(names, set(names), drained=[1])
+        assert groups._look(start, lambda: False).fault is None
+        groups._nodes = lambda: JobNodes(names, set(names))
+        groups._restarter._resting.add(start)
+        assert groups._look(start, lambda: False).fault == HealthFault("node", "n2 is drained")
+
+    asyncio.run(play())

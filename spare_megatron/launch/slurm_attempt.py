@@ -33,10 +33,13 @@ from spare_megatron.launch.rank_process import saved_before
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints
 from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
+from spare_megatron.runtime.awake_clock import AwakeClock
 from spare_megatron.runtime.disk import with_retries
 from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
 
 POLL_S = 0.1
+GAP_S = 1.0
+"""Longer between two looks the launcher was stopped, as Slurm stops a whole job (``scontrol suspend``, time slices)."""
 RESTART_PAUSE_S = 1.0
 STALE_LEASES = 4
 """After so many leases without a sign of any coordinator more coordinators are started."""
@@ -257,9 +260,10 @@ class SlurmAttempt:
         job attempt."""
         seen: Term | None = None
         moved_s = time.monotonic()
+        clock = AwakeClock(moved_s, GAP_S)
         ranks_gone_s: float | None = None
         while True:
-            newest, now_s = self._newest(seen), time.monotonic()
+            newest, now_s = self._newest(seen), clock.at(time.monotonic())
             if newest != seen:
                 seen, moved_s = newest, now_s
             if newest is not None and newest.job_attempt == self._number and newest.over is not None:
@@ -278,8 +282,8 @@ class SlurmAttempt:
             await asyncio.sleep(POLL_S)
 
     def _keep_coordinators(self, silent_s: float) -> bool:
-        """Start more coordinators when their step has ended, or when all are silent; False when that was done too
-        often."""
+        """Start more coordinators when their step has ended, or when all are silent, for ``silent_s`` in which this
+        process ran; False when that was done too often."""
         since_s = time.monotonic() - self._last_start_s
         assert self._coordinators is not None
         ended = not self._coordinators.alive and since_s > RESTART_PAUSE_S

@@ -1,0 +1,50 @@
+"""When the launcher under Slurm takes all coordinators for gone."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spare_megatron.config.allocation import Allocation
+from spare_megatron.config.exits import ExitCode
+from spare_megatron.coordinator.terms import Term
+from spare_megatron.launch import slurm_attempt
+from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
+from spare_megatron.launch.slurm_attempt import STALE_LEASES, SlurmAttempt, SlurmLaunch
+from spare_megatron.runtime.run_directory import RunDirectory
+
+LEASE_S, SUSPENSIONS = 5.0, 20
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_coordinators_that_were_suspended_with_the_launcher_are_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suspended: bool
+) -> None:
+    """Slurm suspends the whole job, time slice after time slice; the launcher is the first to run on. Where it ran all
+    the time, the coordinators are gone."""
+    allocation = Allocation("7", 2, 2, tasks_of_nodes=(1, 1))
+    launch = SlurmLaunch(allocation, RunDirectory(tmp_path), ("python",), 1, 2, LEASE_S, (), (), tls_dir="none")
+    memory, nothing = LaunchMemory(GroupRestarts(0), Incarnations()), SimpleNamespace()
+    attempt: Any = SlurmAttempt(launch, nothing, memory, lambda _: None, nothing)  # type: ignore[arg-type]
+    attempt._coordinators, started, now_s, looks = SimpleNamespace(alive=True), list[float](), 0.0, 0
+    silence_s = 2 * STALE_LEASES * LEASE_S
+
+    def newest(_: Term | None) -> Term:
+        """The coordinator beats in every tenth look; before each of these nothing is seen for long."""
+        nonlocal now_s, looks
+        looks += 1
+        now_s += (silence_s if looks % 10 == 9 else 0.1) if suspended else silence_s / 9
+        over = ExitCode.FINISHED if looks > 10 * SUSPENSIONS else None
+        return Term(1, attempt._number, beat=looks // 10, over=over)
+
+    attempt._newest = newest
+    attempt._start_coordinators = lambda: started.append(now_s)
+    monkeypatch.setattr(slurm_attempt, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm_attempt, "GAP_S", silence_s / 8)
+    monkeypatch.setattr(slurm_attempt, "time", SimpleNamespace(monotonic=lambda: now_s))
+    code = asyncio.run(attempt._until_over())
+    assert (code, bool(started)) == ((ExitCode.FINISHED, False) if suspended else (ExitCode.FAILED, True))

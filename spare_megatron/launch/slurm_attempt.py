@@ -18,7 +18,7 @@ from pathlib import Path
 
 from spare_megatron.config.allocation import Allocation, kept_variables
 from spare_megatron.config.errors import ConfigError
-from spare_megatron.config.exits import ExitCode
+from spare_megatron.config.exits import ExitCode, status_words
 from spare_megatron.control_plane.channel import security_of
 from spare_megatron.coordinator.terms import Term, Terms
 from spare_megatron.flags.launcher_flags import LauncherFlags
@@ -35,7 +35,7 @@ from spare_megatron.launch.slurm_commands import SRUN, kill_steps
 from spare_megatron.launch.slurm_groups import SlurmGroups, SlurmRanks
 from spare_megatron.runtime.awake_clock import AwakeClock
 from spare_megatron.runtime.disk import with_retries
-from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory
+from spare_megatron.runtime.run_directory import CoordinatorAddress, RunDirectory, glance
 
 POLL_S = 0.1
 GAP_S = 1.0
@@ -44,7 +44,7 @@ RESTART_PAUSE_S = 1.0
 STALE_LEASES = 4
 """After so many leases without a sign of any coordinator more coordinators are started."""
 WITHOUT_RANKS_S = 15.0
-"""How long a coordinator has to end a job whose step of ranks has ended."""
+"""How long a coordinator has to end a job whose step of ranks has ended, while it names no group that trains."""
 STEPS_END_S = 30.0
 """How long the processes of a job attempt have to end once they are killed."""
 STEP = (*SRUN, "--no-kill", "--open-mode=append")
@@ -210,7 +210,7 @@ class SlurmAttempt:
             ],
             environ,
             self._dir.logs / "srun-ranks.log",
-            ended=lambda _: None,
+            ended=self._ranks_ended,
         )
         ranks = SlurmRanks(
             allocation=launch.allocation,
@@ -232,13 +232,25 @@ class SlurmAttempt:
             memory=self._memory,
             announce=self._announce,
             over=lambda: self._status is not None,
-            first_alive=self._first_alive,
+            first_alive=lambda: self._first_alive() or self._trains(),
             lent=self._lent,
         )
         self._client.beside(self._groups.watch())
 
     def _first_alive(self) -> bool:
         return self._ranks is not None and self._ranks.alive
+
+    def _trains(self) -> bool:
+        """Whether groups train: ranks outlive an srun that is killed."""
+        status = glance(self._dir.status) or {"phase": "", "life": 0, "live": {}}
+        return (status["phase"], status["life"]) == ("running", self._number) and bool(status["live"])
+
+    def _ranks_ended(self, srun: Child) -> None:
+        """The step of the ranks has ended, or only its srun was killed."""
+        if srun.status is not None and srun.status < 0 and self._trains():
+            self._announce(
+                f"the srun of the ranks was {status_words(srun.status)}; they train on unless Slurm ends their step"
+            )
 
     def _ranks_alive(self) -> bool:
         return self._first_alive() or (self._groups is not None and self._groups.alive)
@@ -274,7 +286,8 @@ class SlurmAttempt:
             published = self._dir.coordinator()
             if self._ranks is None and published is not None and published.fencing > self._before:
                 self._start_ranks(published)
-            ranks_gone_s = None if self._ranks is None or self._ranks_alive() else ranks_gone_s or now_s
+            gone = self._ranks is not None and not self._ranks_alive() and not self._trains()
+            ranks_gone_s = ranks_gone_s or now_s if gone else None
             if ranks_gone_s is not None and now_s - ranks_gone_s > WITHOUT_RANKS_S:
                 return int(ExitCode.FAILED)
             if not self._keep_coordinators(now_s - moved_s):

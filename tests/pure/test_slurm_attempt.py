@@ -1,4 +1,4 @@
-"""When the launcher under Slurm takes all coordinators for gone."""
+"""When the launcher under Slurm takes all coordinators, or all ranks, for gone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,21 @@ from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.terms import Term
 from spare_megatron.launch import slurm_attempt
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
-from spare_megatron.launch.slurm_attempt import STALE_LEASES, SlurmAttempt, SlurmLaunch
-from spare_megatron.runtime.run_directory import RunDirectory
+from spare_megatron.launch.slurm_attempt import STALE_LEASES, WITHOUT_RANKS_S, SlurmAttempt, SlurmLaunch
+from spare_megatron.runtime.run_directory import RunDirectory, write_json
+from tests.pure.test_run_files import STATUS
 
 LEASE_S, SUSPENSIONS = 5.0, 20
+
+
+def attempt_in(folder: Path) -> Any:
+    """A job attempt whose coordinators run."""
+    allocation = Allocation("7", 2, 2, tasks_of_nodes=(1, 1))
+    launch = SlurmLaunch(allocation, RunDirectory(folder), ("python",), 1, 2, LEASE_S, (), (), tls_dir="none")
+    memory, nothing = LaunchMemory(GroupRestarts(0), Incarnations()), SimpleNamespace()
+    attempt: Any = SlurmAttempt(launch, nothing, memory, lambda _: None, nothing)  # type: ignore[arg-type]
+    attempt._coordinators = SimpleNamespace(alive=True)
+    return attempt
 
 
 @pytest.mark.parametrize("suspended", [True, False])
@@ -26,11 +37,8 @@ def test_coordinators_that_were_suspended_with_the_launcher_are_not_replaced(
 ) -> None:
     """Slurm suspends the whole job, time slice after time slice; the launcher is the first to run on. Where it ran all
     the time, the coordinators are gone."""
-    allocation = Allocation("7", 2, 2, tasks_of_nodes=(1, 1))
-    launch = SlurmLaunch(allocation, RunDirectory(tmp_path), ("python",), 1, 2, LEASE_S, (), (), tls_dir="none")
-    memory, nothing = LaunchMemory(GroupRestarts(0), Incarnations()), SimpleNamespace()
-    attempt: Any = SlurmAttempt(launch, nothing, memory, lambda _: None, nothing)  # type: ignore[arg-type]
-    attempt._coordinators, started, now_s, looks = SimpleNamespace(alive=True), list[float](), 0.0, 0
+    attempt, now_s = attempt_in(tmp_path), 0.0
+    started, looks = list[float](), 0
     silence_s = 2 * STALE_LEASES * LEASE_S
 
     def newest(_: Term | None) -> Term:
@@ -48,3 +56,24 @@ def test_coordinators_that_were_suspended_with_the_launcher_are_not_replaced(
     monkeypatch.setattr(slurm_attempt, "time", SimpleNamespace(monotonic=lambda: now_s))
     code = asyncio.run(attempt._until_over())
     assert (code, bool(started)) == ((ExitCode.FINISHED, False) if suspended else (ExitCode.FAILED, True))
+
+
+@pytest.mark.parametrize(("live", "code"), [({"0": 0}, ExitCode.FINISHED), ({}, ExitCode.FAILED)])
+def test_ranks_outlive_the_srun_of_their_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, live: dict[str, int], code: ExitCode
+) -> None:
+    attempt, now_s = attempt_in(tmp_path), 0.0
+    attempt._ranks = SimpleNamespace(alive=False)
+    write_json(attempt._dir.status, STATUS | {"life": attempt._number, "phase": "running", "live": live})
+
+    def newest(_: Term | None) -> Term:
+        nonlocal now_s
+        now_s += slurm_attempt.GAP_S
+        over = ExitCode.FINISHED if now_s > 2 * WITHOUT_RANKS_S else None
+        return Term(1, attempt._number, beat=round(now_s), over=over)
+
+    attempt._newest = newest
+    attempt._groups = SimpleNamespace(alive=False, errors=list)
+    monkeypatch.setattr(slurm_attempt, "POLL_S", 0.0)
+    monkeypatch.setattr(slurm_attempt, "time", SimpleNamespace(monotonic=lambda: now_s))
+    assert asyncio.run(attempt._until_over()) == code

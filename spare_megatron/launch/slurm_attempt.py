@@ -296,10 +296,11 @@ class SlurmAttempt:
 
     def _keep_coordinators(self, silent_s: float) -> bool:
         """Start more coordinators when their step has ended, or when all are silent, for ``silent_s`` in which this
-        process ran; False when that was done too often."""
-        since_s = time.monotonic() - self._last_start_s
-        assert self._coordinators is not None
-        ended = not self._coordinators.alive and since_s > RESTART_PAUSE_S
+        process ran; False when that was done too often. They outlive an srun that was killed."""
+        since_s, srun = time.monotonic() - self._last_start_s, self._coordinators
+        assert srun is not None
+        killed = srun.status is not None and srun.status < 0
+        ended = not srun.alive and since_s > RESTART_PAUSE_S and not (killed and silent_s < self._launch.lease_s)
         stale_s = STALE_LEASES * self._launch.lease_s
         if not ended and (silent_s < stale_s or since_s < stale_s):
             return True

@@ -27,7 +27,7 @@ def attempt_in(folder: Path) -> Any:
     launch = SlurmLaunch(allocation, RunDirectory(folder), ("python",), 1, 2, LEASE_S, (), (), tls_dir="none")
     memory, nothing = LaunchMemory(GroupRestarts(0), Incarnations()), SimpleNamespace()
     attempt: Any = SlurmAttempt(launch, nothing, memory, lambda _: None, nothing)  # type: ignore[arg-type]
-    attempt._coordinators = SimpleNamespace(alive=True)
+    attempt._coordinators = SimpleNamespace(alive=True, status=None)
     return attempt
 
 
@@ -77,3 +77,12 @@ def test_ranks_outlive_the_srun_of_their_step(
     monkeypatch.setattr(slurm_attempt, "POLL_S", 0.0)
     monkeypatch.setattr(slurm_attempt, "time", SimpleNamespace(monotonic=lambda: now_s))
     assert asyncio.run(attempt._until_over()) == code
+
+
+def test_coordinators_outlive_the_srun_of_their_step(tmp_path: Path) -> None:
+    attempt, started = attempt_in(tmp_path), list[str]()
+    attempt._start_coordinators = lambda: started.append("others")
+    for status, silent_s, others in ((-9, 0.0, 0), (-9, LEASE_S, 1), (0, 0.0, 2)):
+        attempt._coordinators = SimpleNamespace(alive=False, status=status)
+        assert attempt._keep_coordinators(silent_s)
+        assert len(started) == others

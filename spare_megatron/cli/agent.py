@@ -21,6 +21,8 @@ from spare_megatron.launch.node_agent import NodeAgent, launcher_address, until_
 from spare_megatron.runtime.run_directory import RunDirectory
 from spare_megatron.runtime.stop_signals import stop_signals, usual_signals
 
+PLACES_MOST = 4096
+"""Above it is no number of ranks that a node has room for."""
 DRAIN_S = 240.0
 """Default time for the groups of a node to leave it."""
 
@@ -51,8 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code (spare_megatron.config.exits)."""
     made = parser()
     args = made.parse_args(argv)
-    if args.places < 1:
-        made.error(f"--places is {args.places}, but must be at least 1")
+    if not 1 <= args.places <= PLACES_MOST:
+        made.error(f"--places is {args.places}, but must be at least 1 and at most {PLACES_MOST}")
+    if not args.drain_s >= 0:
+        made.error(f"--drain-s is {args.drain_s:g}, but must be at least 0")
+    if not args.name.isprintable():
+        made.error(f"--name is {args.name!r}, but must be one line of printable text")
     usual_signals()
     run_dir = RunDirectory(os.path.abspath(args.run_dir))
     name = args.name or socket.gethostname()

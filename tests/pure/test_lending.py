@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spare_megatron.cli import agent
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.place import place_of, world_hint
@@ -49,6 +50,18 @@ def test_nothing_is_lent_to_a_job_that_is_over_or_is_none(tmp_path: Path) -> Non
             asyncio.run(slurm_lend.lend_nodes(ALLOCATION, RunDirectory(tmp_path), (), "", print))
     with pytest.raises(ConfigError, match="is no run directory"):
         asyncio.run(slurm_lend.lend_nodes(ALLOCATION, RunDirectory(tmp_path / "none"), (), "", print))
+
+
+@pytest.mark.parametrize("words", [("--places", "2147483648"), ("--drain-s", "nan"), ("--name", "\udcff")])
+def test_an_agent_that_cannot_be_described_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        agent.main([str(tmp_path), *words])
+    assert ended.value.code == 2
+    assert (
+        f"{words[0]} is {words[1] if words[0] != '--name' else ascii(words[1])}, but must be" in capsys.readouterr().err
+    )
 
 
 def test_nodes_in_service(monkeypatch: pytest.MonkeyPatch) -> None:

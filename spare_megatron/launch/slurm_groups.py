@@ -336,6 +336,8 @@ class SlurmGroups:
         here = set(node_names(reported_of(self._ranks.allocation.job).get("NodeList", "")))
         if not self._names.keys() >= set(own) or not here:
             return None
+        served = in_service(sorted(here))
+        self._places.last = frozenset(node for node in own if not served.get(self._names[node], True))
         usable = {node for node, lent in list(self._lent.items()) if lent.usable}
         usable |= {node for node in own if self._names[node] in here}
         drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])

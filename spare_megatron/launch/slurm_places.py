@@ -4,6 +4,7 @@ Nodes have numbers, in the order of the allocation; a node has a place for each 
 after node; what is left over is spare. Promises:
 
 * A place is given to one rank at a time, and a group keeps its places until it moves, or gives one.
+* A node that Slurm has out of service is taken last.
 * A node that has failed LEFT_OUT_AFTER times within WITHIN_S is left out, as far as others can take its groups.
 * *Salvage*: of the groups that wait for nodes, the one that misses the fewest is completed from spare nodes, then from
   fit nodes of the one that misses most (of equals, the lower number is completed and the higher one gives), and only if
@@ -52,6 +53,8 @@ class SlurmPlaces:
         self._rooms, self._lock = list(allocation.tasks_of_nodes), threading.Lock()
         self.racks: Mapping[int, str] = {}
         """The rack of each node, where that is known; a node near the others of a group is taken first."""
+        self.last: Collection[int] = ()
+        """Nodes that are taken only where no other is free: Slurm has them out of service."""
         groups = allocation.ranks // size
         self._places = {group: allocation.places_of(group, size) for group in range(groups)}
         self._failed: dict[int, list[float]] = {}
@@ -243,11 +246,10 @@ class SlurmPlaces:
         return others[0]
 
     def _nearest(self, places: tuple[NodePlace, ...], node: int, others: Iterable[int]) -> list[int]:
-        """Nodes that could take the place of one of a group's, those in a rack of the rest of the group first."""
-        if not self.racks:
-            return list(others)
+        """Nodes that could take the place of one of a group's, those in a rack of the rest of the group first, and last
+        those that are out of service."""
         near = {self.racks.get(one) for one, _ in places if one != node} - {None}
-        return sorted(others, key=lambda one: self.racks.get(one) not in near)
+        return sorted(others, key=lambda one: (one in self.last, bool(self.racks) and self.racks.get(one) not in near))
 
     def _room(self, count: int, first: bool, places: _Places, usable: Collection[int]) -> dict[int, int]:
         """The nodes with ``count`` free places in a row behind all that are taken -> the first of these. Only the

@@ -40,10 +40,10 @@ class Client:
 class Job:
     """A job attempt of groups of two nodes and two pipeline stages."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder: Path, number: int, spares: int = 0) -> None:
         self.run_dir, self.lines, client = RunDirectory(folder), list[str](), Client()
         self.client: Any = client
-        nodes = GROUPS * SIZE
+        nodes = GROUPS * SIZE + spares
         ranks = SlurmRanks(
             allocation=Allocation("7", nodes, nodes, tasks_of_nodes=(1,) * nodes).with_spares(GROUPS, SIZE),
             run_dir=self.run_dir,
@@ -200,5 +200,21 @@ def test_a_group_leaves_its_nodes_where_the_coordinator_keeps_it_away_whatever_t
         groups._nodes = lambda: JobNodes(names, set(names))
         groups._restarter._resting.add(start)
         assert groups._look(start, lambda: False).fault == HealthFault("node", "n2 is drained")
+
+    asyncio.run(play())
+
+
+def test_a_spare_node_that_is_out_of_service_is_taken_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An administrator drains n6, which is spare; n7 is spare too."""
+    names = [f"n{node}" for node in range(GROUPS * SIZE + 2)]
+    monkeypatch.setattr(slurm_groups, "node_names", lambda _: names)
+    monkeypatch.setattr(slurm_groups, "reported_of", lambda _: {"NodeList": "n[0-7]"})
+    monkeypatch.setattr(slurm_groups, "racks_of", lambda _: ["a"] * 7 + ["b"])
+    monkeypatch.setattr(slurm_groups, "in_service", lambda asked: {name: name != "n6" for name in asked})
+
+    async def play() -> None:
+        groups: Any = Job(tmp_path, 1, spares=2).groups
+        groups._unfit = lambda start, nodes, over: {node: HealthFault("node", "broken") for node in nodes if node < 2}
+        assert [move.other for move in groups._look(GroupStart(0, 5), lambda: False).moves[0]] == [7, 6]
 
     asyncio.run(play())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from spare_megatron.config.allocation import Allocation
@@ -17,6 +18,9 @@ QUEUES_PREEMPTED = (24, 5)
 """The first version of Slurm that queues a job again by itself when its batch script ends while it is preempted."""
 ANSWER_S = 30.0
 """Time-out of one command of Slurm."""
+AWAY_S = 60.0
+"""How long slurmctld may be away while a job is to be queued again. The signal comes 120 s before the time limit."""
+AWAY_LOOK_S = 1.0
 NODES_ANSWER_S = 20.0
 """Time-out for every node of the allocation to run a trivial task; a node that is slower counts as lost."""
 SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL")
@@ -44,6 +48,15 @@ def reported_of(job: str) -> Mapping[str, str]:
     """The fields of ``scontrol show job``; empty where Slurm does not answer."""
     shown = ask("scontrol", "--oneliner", "show", "job", job).stdout
     return dict(word.split("=", 1) for word in shown.split() if "=" in word)
+
+
+def reported_at_last(job: str) -> Mapping[str, str]:
+    """:func:`reported_of`, asked again for :data:`AWAY_S` where Slurm does not answer: slurmctld may be restarted just
+    when a job is to be queued again, which nobody does later on."""
+    deadline_s = time.monotonic() + AWAY_S
+    while not (reported := reported_of(job)) and time.monotonic() < deadline_s:
+        time.sleep(AWAY_LOOK_S)
+    return reported
 
 
 def slurm_queues_again(reported: Mapping[str, str]) -> bool:
@@ -174,9 +187,17 @@ def kill_steps(job: str, name: str) -> bool:
 
 
 def requeue(allocation: Allocation) -> str:
-    """Put the job back into the queue, which ends this start of it. Returns why that failed, empty where it did not."""
-    done = ask("scontrol", "requeue", allocation.job)
-    return done.stderr.strip() if done.returncode else ""
+    """Put the job back into the queue, which ends this start of it; again for :data:`AWAY_S` where Slurm does not
+    answer. Returns why that failed, empty where it did not."""
+    deadline_s = time.monotonic() + AWAY_S
+    while True:
+        answers = bool(reported_of(allocation.job))
+        done = ask("scontrol", "requeue", allocation.job)
+        if not done.returncode:
+            return ""
+        if answers or time.monotonic() > deadline_s:
+            return done.stderr.strip()
+        time.sleep(AWAY_LOOK_S)
 
 
 def end_array(allocation: Allocation) -> None:

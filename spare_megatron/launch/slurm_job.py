@@ -42,7 +42,7 @@ from spare_megatron.launch.slurm_commands import (
     batch_script_is_lost,
     end_array,
     nodes_answer,
-    reported_of,
+    reported_at_last,
     requeue,
     slurm_queues_again,
     step_names,
@@ -179,7 +179,7 @@ def keep_idle_attempts(launch: SlurmLaunch, ended: EndedAttempt, decision: Resta
 
 def facts_of(launch: SlurmLaunch, may_start: bool) -> SlurmFacts:
     """The state of the Slurm job; the nodes are asked only if another job attempt may begin (``may_start``)."""
-    allocation, reported = launch.allocation, reported_of(launch.allocation.job)
+    allocation, reported = launch.allocation, reported_at_last(launch.allocation.job)
     return SlurmFacts(
         state=reported.get("JobState", ""),
         nodes=allocation.num_nodes,

@@ -1,8 +1,9 @@
-"""When the launcher under Slurm takes all coordinators, or all ranks, for gone."""
+"""When the launcher under Slurm takes all coordinators, all ranks, or Slurm for gone."""
 
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.coordinator.terms import Term
-from spare_megatron.launch import slurm_attempt
+from spare_megatron.launch import slurm_attempt, slurm_commands
 from spare_megatron.launch.group_restarts import GroupRestarts, Incarnations, LaunchMemory
 from spare_megatron.launch.slurm_attempt import STALE_LEASES, WITHOUT_RANKS_S, SlurmAttempt, SlurmLaunch
 from spare_megatron.runtime.run_directory import RunDirectory, write_json
@@ -86,3 +87,22 @@ def test_coordinators_outlive_the_srun_of_their_step(tmp_path: Path) -> None:
         attempt._coordinators = SimpleNamespace(alive=False, status=status)
         assert attempt._keep_coordinators(silent_s)
         assert len(started) == others
+
+
+def test_a_job_is_queued_again_by_a_slurmctld_that_is_just_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm answers the third time it is asked what it knows; then it is away again, until the next request."""
+    asked = list[str]()
+
+    def ask(*words: str) -> subprocess.CompletedProcess[str]:
+        asked.append(words[-2])
+        away = len(asked) in (1, 2, 4, 5)
+        return subprocess.CompletedProcess(words, int(away), "" if away else "JobId=7 JobState=RUNNING", "no contact")
+
+    monkeypatch.setattr(slurm_commands, "ask", ask)
+    monkeypatch.setattr(slurm_commands, "AWAY_LOOK_S", 0.0)
+    assert slurm_commands.reported_at_last("7")["JobState"] == "RUNNING"
+    assert slurm_commands.requeue(Allocation("7", 2, 2, tasks_of_nodes=(1, 1))) == ""
+    assert asked == ["job"] * 4 + ["requeue", "job", "requeue"]
+    monkeypatch.setattr(slurm_commands, "AWAY_S", -1.0)
+    asked.clear()
+    assert slurm_commands.reported_at_last("7") == {}, "it is away for long"

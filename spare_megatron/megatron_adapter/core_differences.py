@@ -334,6 +334,17 @@ def set_norm_gradients(part: Any, gradient: Callable[[Any], Any], tokens_ahead: 
     return [one for group in counted.values() for one in group]
 
 
+def count_copies_of_experts(chained: Any) -> None:
+    """Have the norm of experts' gradients, of which those of biases are copies, count one rank of those that divide an
+    expert. megatron-core does that in 0.19; before, it counts the first rank of those that divide other layers. Where
+    these are more, ranks have other norms, clip by them, and drift apart."""
+    from megatron.core import parallel_state
+
+    for part in chained.chained_optimizers:
+        if any(group["is_expert_parallel"] for group in part.param_groups):
+            part.tp_group = parallel_state.get_expert_tensor_parallel_group()
+
+
 def copy_norm_group(parameter: Any, part: Any) -> None:
     """Have a part of a parameter be clipped by the same norm as the parameter."""
     if hasattr(parameter, _NORM_GROUP):

@@ -67,7 +67,12 @@ from megatron.core.utils import get_model_config
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.shape import JobShape
-from spare_megatron.megatron_adapter.core_differences import known_fields, rates_by_width, transformer_fields
+from spare_megatron.megatron_adapter.core_differences import (
+    count_copies_of_experts,
+    known_fields,
+    rates_by_width,
+    transformer_fields,
+)
 from spare_megatron.megatron_adapter.model import rng
 from spare_megatron.megatron_adapter.model.ademamix import replace_adam
 from spare_megatron.megatron_adapter.model.home_rows import Row
@@ -281,6 +286,7 @@ def _provide_chunks(provider: ModelProvider, world: GroupWorld) -> list[Megatron
         module = provider(**given)
         module.model_type = ModelType.encoder_or_decoder
         _mend_prediction_stage(module)
+        _mend_whole_experts(module, world)
         if stage is not None:
             module.vp_stage = stage
         chunks.append(module)
@@ -301,6 +307,23 @@ def _mend_prediction_stage(module: torch.nn.Module) -> None:
             embedding.word_embeddings.weight.is_embedding_or_output_parameter = True
         if getattr(part, "share_embeddings_and_output_weights", False) and isinstance(head, torch.nn.Module):
             head.weight = None
+
+
+def _mend_whole_experts(module: torch.nn.Module, world: GroupWorld) -> None:
+    """Where tensor-parallel ranks have whole experts, have their gradients summed over the ranks that have a copy, and
+    over no others.
+
+    Before 0.19 megatron-core takes experts without expert parallelism for weights that data-parallel ranks alone have
+    copies of: each tensor-parallel rank trains its own, with its part of the sequence. With ``--sequence-parallel`` it
+    also adds biases' gradients over all tensor-parallel ranks, which have copies, or other experts."""
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe.moe_layer import BaseMoELayer
+
+    if parallel_state.get_expert_tensor_parallel_world_size() == world.shape.tensor:
+        return
+    for part in module.modules():
+        for parameter in part.experts.parameters() if isinstance(part, BaseMoELayer) else ():
+            parameter.allreduce, parameter.sequence_parallel = False, False
 
 
 def _check_config(config: TransformerConfig, world: GroupWorld) -> None:
@@ -374,6 +397,7 @@ def build_optimizer(
     overrides = rates_by_width(config_of, config)
     optimizer = get_megatron_optimizer(config_of, chunks, overrides, use_gloo_process_groups=False)
     order_before_updates(optimizer)
+    count_copies_of_experts(optimizer)
     if mixes:
         given = settings.ademamix or {}
         replace_adam(optimizer, **{name.removeprefix("ademamix_"): value for name, value in given.items()})

@@ -238,6 +238,11 @@ def check_experts(ns: Namespace) -> None:
         f"model has {ns.num_layers} layers; give one entry for each layer",
     )
     refuse(
+        ns.moe_shared_expert_intermediate_size and ns.add_bias_linear,
+        "shared experts (--moe-shared-expert-intermediate-size) have no biases in megatron-core; add "
+        "--disable-bias-linear",
+    )
+    refuse(
         ns.tensor_model_parallel_size > 1 and not ns.sequence_parallel,
         f"experts with --tensor-model-parallel-size {ns.tensor_model_parallel_size} need --sequence-parallel; add it",
     )

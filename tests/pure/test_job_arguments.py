@@ -61,6 +61,7 @@ BAD = [
     ("--num-experts 2 --moe-layer-freq [1]*3", "--moe-layer-freq has 3 entries, but the model has 4 layers"),
     ("--num-experts 2 --moe-layer-freq often", "--moe-layer-freq is 'often', but takes"),
     ("--num-experts 2 --tensor-model-parallel-size 2", "need --sequence-parallel; add it"),
+    ("--num-experts 4 --moe-shared-expert-intermediate-size 64", "have no biases in megatron-core; add --disable-bias"),
     ("--num-experts 2 --moe-router-load-balancing-type aux_loss seq_aux_loss", "give one coefficient for each loss"),
     (
         "--num-experts 2 --disable-bias-linear --moe-router-load-balancing-type global_aux_loss",

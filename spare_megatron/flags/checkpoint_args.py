@@ -290,6 +290,19 @@ def other_sizes(ns: Namespace, args: Mapping[str, Any], where: Path) -> str:
     return ""
 
 
+def other_rows(ns: Namespace, args: Mapping[str, Any], where: Path) -> str:
+    """What follows where the vocabulary has another number of rows than in the checkpoint in ``where``; empty where it
+    has not. The number depends on the tensor-parallel size, and softmax counts rows that no token has."""
+    saved, now = args.get("padded_vocab_size"), ns.padded_vocab_size
+    if type(saved) is not int or type(now) is not int or saved == now:
+        return ""
+    what = f"{now - saved} more have new weights" if now > saved else f"the last {saved - now} are left out"
+    fits = saved >= ns.spare_vocabulary_ids and saved % ns.tensor_model_parallel_size == 0
+    return f"{where} has {saved} rows of the vocabulary, and this job's model {now}: {what}, so the loss is another" + (
+        f"; --padded-vocab-size {saved} goes on with those of the checkpoint" if fits else ""
+    )
+
+
 def other_model(ns: Namespace, args: Mapping[str, Any]) -> list[str]:
     """The flags by which the same weights compute something else in this job than in that of the checkpoint, with both
     values."""

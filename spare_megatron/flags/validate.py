@@ -190,24 +190,7 @@ def check_experts(ns: Namespace) -> None:
         ns.moe_pad_expert_input_to_capacity and ns.moe_expert_capacity_factor is None,
         "--moe-pad-expert-input-to-capacity needs --moe-expert-capacity-factor, from which the capacity follows",
     )
-    losses = ns.moe_router_load_balancing_type
-    balancing = losses if isinstance(losses, list) else [losses]
-    refuse(
-        ns.moe_expert_capacity_factor is not None
-        and not set(balancing) <= {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"},
-        f"--moe-expert-capacity-factor {ns.moe_expert_capacity_factor} is not for --moe-router-load-balancing-type "
-        f"{' '.join(balancing)}; use aux_loss, seq_aux_loss or none",
-    )
-    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
-    refuse(
-        chosen and (experts is None or not router_groups),
-        f"--moe-router-group-topk {chosen} needs --num-experts and --moe-router-num-groups, among which it chooses",
-    )
-    refuse(
-        chosen and ((experts or 0) % router_groups or chosen > router_groups),
-        f"--moe-router-num-groups {router_groups} does not divide --num-experts {experts}, or is less than "
-        f"--moe-router-group-topk {chosen}; use other numbers",
-    )
+    _check_routing(ns)
     width = ns.moe_ffn_hidden_size
     refuse(
         width is not None and experts is None,
@@ -245,6 +228,29 @@ def check_experts(ns: Namespace) -> None:
     refuse(
         ns.tensor_model_parallel_size > 1 and not ns.sequence_parallel,
         f"experts with --tensor-model-parallel-size {ns.tensor_model_parallel_size} need --sequence-parallel; add it",
+    )
+
+
+def _check_routing(ns: Namespace) -> None:
+    """Check how many tokens an expert gets, and among which groups of experts routers choose."""
+    experts = ns.num_experts
+    losses = ns.moe_router_load_balancing_type
+    balancing = losses if isinstance(losses, list) else [losses]
+    refuse(
+        ns.moe_expert_capacity_factor is not None
+        and not set(balancing) <= {"aux_loss", "seq_aux_loss", "global_aux_loss", "none"},
+        f"--moe-expert-capacity-factor {ns.moe_expert_capacity_factor} is not for --moe-router-load-balancing-type "
+        f"{' '.join(balancing)}; use aux_loss, seq_aux_loss or none",
+    )
+    chosen, router_groups = ns.moe_router_group_topk, ns.moe_router_num_groups
+    refuse(
+        chosen and (experts is None or not router_groups),
+        f"--moe-router-group-topk {chosen} needs --num-experts and --moe-router-num-groups, among which it chooses",
+    )
+    refuse(
+        chosen and ((experts or 0) % router_groups or chosen > router_groups),
+        f"--moe-router-num-groups {router_groups} does not divide --num-experts {experts}, or is less than "
+        f"--moe-router-group-topk {chosen}; use other numbers",
     )
 
 

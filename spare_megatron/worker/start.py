@@ -157,12 +157,13 @@ def _compare_model(job: JobArguments, args: Namespace, directory: Path) -> None:
     common = group_checkpoint.read_common(directory)
     saved = vars(common["args"]) if "args" in common else {}
     sizes, others = checkpoint_args.other_sizes(args, saved, directory), checkpoint_args.other_model(args, saved)
+    rows = checkpoint_args.other_rows(args, saved, directory)
     if sizes and not job.checkpoint.finetune:
         raise ConfigError(sizes)
     if not job.place.is_leader:
         return
-    if sizes:
-        _tell(sizes, job.place)
+    for sentence in filter(None, (sizes, rows)):
+        _tell(sentence, job.place)
     if others:
         _tell(f"{directory} was saved with other flags of the model: {'; '.join(others)}", job.place)
 

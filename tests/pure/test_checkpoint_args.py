@@ -139,6 +139,27 @@ def test_weights_of_the_same_shapes_are_not_those_of_another_model(
     assert checkpoint_args.other_model(ns, args) == others
 
 
+@pytest.mark.parametrize(
+    ("saved", "now", "tensor", "found"),
+    [
+        (256, 256, 2, ""),
+        (None, 256, 2, ""),
+        (128, 256, 2, "128 more have new weights, so the loss is another; --padded-vocab-size 128 goes on with"),
+        (256, 128, 1, "the last 128 are left out, so the loss is another; --padded-vocab-size 256 goes on with"),
+        (129, 256, 2, "127 more have new weights, so the loss is another$"),
+        (64, 128, 1, "64 more have new weights, so the loss is another$"),
+    ],
+)
+def test_rows_that_no_token_has_count_in_the_loss(
+    tmp_path: Path, saved: int | None, now: int, tensor: int, found: str
+) -> None:
+    """Their number follows from the tensor-parallel size."""
+    ns = Namespace(padded_vocab_size=now, spare_vocabulary_ids=100, tensor_model_parallel_size=tensor)
+    reported = checkpoint_args.other_rows(ns, {"padded_vocab_size": saved}, tmp_path)
+    assert bool(reported) == bool(found)
+    assert re.search(found, reported)
+
+
 def test_a_hybrid_model_has_more_layers_than_the_gpt_that_is_refused_elsewhere(tmp_path: Path) -> None:
     """Where the sentence says what to do."""
     checkpoint(tmp_path)

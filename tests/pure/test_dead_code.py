@@ -36,7 +36,7 @@ EXCEPTIONS = {
     ),
     "read by a template": ("HEIGHT",),
     "read by name: results, flags, checkpoints": (
-        *("steps_recomputed", "allow_untested_core", "consumed_train_samples", "spare_vocabulary_ids", "expert_layers"),
+        *("steps_recomputed", "allow_untested_core", "consumed_train_samples", "expert_layers"),
     ),
     "imported by users' scripts, with Megatron's arguments": (
         *("__getattr__", "__dir__", "carry_state", "set_startup_timestamps"),

@@ -1,4 +1,5 @@
-"""Reads Megatron's older format of a job with many virtual stages: more than ten chunks of the model on each rank."""
+"""Reads Megatron's older format of a job with many virtual stages: more than ten chunks of the model on each rank. The
+checkpoint is one of no step, in a directory without a tracker file."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from spare_megatron.checkpoint.convert.conversion import open_source
 from spare_megatron.checkpoint.convert.model import Entry, ModelShape
 from spare_megatron.checkpoint.convert.model_args import args_of_shape
-from spare_megatron.checkpoint.convert.mp_rank import FILE, MpRankSource, inner_name
+from spare_megatron.checkpoint.convert.mp_rank import FILE, inner_name
 from spare_megatron.checkpoint.convert.tensors import entries
 
 STAGES = 2
@@ -32,16 +34,17 @@ def test_layers_are_in_the_order_of_the_chunks_numbers(chunks: int, tmp_path: Pa
         return (0, 0) if entry.name.startswith("embedding.") else (chunks - 1, STAGES - 1)
 
     for stage in range(STAGES):
-        state: dict[str, object] = {"args": args, "iteration": 5}
+        state: dict[str, object] = {"args": args, "iteration": "release"}
         for chunk in range(chunks):
             state["model" if chunks == 1 else f"model{chunk}"] = {
                 inner_name(entry, 0, None, "transformer_engine"): torch.full(entry.shape, float(entry.layer or 0))
                 for entry in entries(shape)
                 if place(entry) == (chunk, stage)
             }
-        folder = tmp_path / f"mp_rank_00_{stage:03d}"
-        folder.mkdir()
+        folder = tmp_path / "release" / f"mp_rank_00_{stage:03d}"
+        folder.mkdir(parents=True)
         torch.save(state, folder / FILE)
-    source = MpRankSource(tmp_path)
+    source, _ = open_source(tmp_path, "megatron")
+    assert source.iteration == 1, "the one from which Megatron can resume"
     for entry in entries(shape):
         assert source.read(entry).unique().tolist() == [entry.layer or 0], entry.name

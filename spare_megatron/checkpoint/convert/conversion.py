@@ -112,15 +112,17 @@ def open_source(load_dir: Path, loader: str) -> tuple[TensorSource, str]:
 
 
 def _iteration(load_dir: Path) -> Path:
-    """The checkpoint that the tracker file of a ``--save`` directory names; without that file the newest one, or the
-    directory itself."""
+    """The checkpoint that the tracker file of a ``--save`` directory names; without that file the newest one, the one
+    of no step, or the directory itself."""
     if (load_dir / folder.TRACKER).is_file():
         directory, missing = folder.tracked(load_dir)
         if directory is None or missing:
             raise ConfigError(f"{missing}; correct the file or give the checkpoint's own directory with --load-dir")
         return directory
-    found = folder.iterations(load_dir)
-    return load_dir / folder.iteration_name(found[0]) if found else load_dir
+    steps, release = folder.iterations(load_dir), load_dir / folder.RELEASE
+    if steps:
+        return load_dir / folder.iteration_name(steps[0])
+    return release if release.is_dir() else load_dir
 
 
 def _true_rows(shape: ModelShape, origin: Path) -> int | None:

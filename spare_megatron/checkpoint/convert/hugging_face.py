@@ -21,7 +21,7 @@ from spare_megatron.checkpoint.convert import hf_config, hf_tensors, safetensors
 from spare_megatron.checkpoint.convert.hf_files import StoredTensor, stored_tensors
 from spare_megatron.checkpoint.convert.hf_values import read_json
 from spare_megatron.checkpoint.convert.layout import with_vocabulary
-from spare_megatron.checkpoint.convert.model import Entry, TensorSource
+from spare_megatron.checkpoint.convert.model import NO_ITERATION, Entry, TensorSource
 from spare_megatron.checkpoint.convert.returned_config import returned_config
 from spare_megatron.checkpoint.convert.stored_names import check_hugging_face, stored_name
 from spare_megatron.checkpoint.convert.tensors import entries
@@ -40,8 +40,7 @@ LAST = ("model.safetensors", "model.safetensors.index.json")
 class HuggingFaceSource:
     """A source that reads a Hugging Face model."""
 
-    iteration = 1
-    """The iteration that Megatron's tools give a model without one; they cannot resume from 0 or 'release'."""
+    iteration = NO_ITERATION
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

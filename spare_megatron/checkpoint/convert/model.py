@@ -146,6 +146,15 @@ class Entry:
         return self.name in (WORDS, OUTPUT)
 
 
+NO_ITERATION = 1
+"""The iteration that Megatron's tools give a model without one; they cannot resume from 0 or 'release'."""
+
+
+def iteration_of(saved: object) -> int:
+    """The iteration of a checkpoint that says it is ``saved``: a step, a word for none, or nothing."""
+    return saved if isinstance(saved, int) and saved > 0 else NO_ITERATION
+
+
 class TensorSource(Protocol):
     """Reads a checkpoint, one logical tensor at a time."""
 

@@ -20,7 +20,7 @@ import torch
 from torch.serialization import set_default_mmap_options, skip_data
 
 from spare_megatron.checkpoint.convert.layout import Layout, cut, joined, stage_of
-from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource
+from spare_megatron.checkpoint.convert.model import WORDS, Entry, ModelShape, TensorSource, iteration_of
 from spare_megatron.checkpoint.convert.model_args import shape_of_args
 from spare_megatron.checkpoint.convert.pages import release
 from spare_megatron.checkpoint.convert.stored_names import refuse_unread
@@ -83,7 +83,7 @@ class MpRankSource:
                 f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
             )
         self.args: Mapping[str, Any] = vars(args)
-        self.iteration = int(first.get("iteration") or 1)
+        self.iteration = iteration_of(first.get("iteration"))
         self.layout = Layout(
             self.args.get("tensor_model_parallel_size", 1),
             self.args.get("pipeline_model_parallel_size", 1),

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, TensorWr
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from spare_megatron.checkpoint.convert.layout import Layout
-from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource
+from spare_megatron.checkpoint.convert.model import Entry, ModelShape, TensorSource, iteration_of
 from spare_megatron.checkpoint.convert.model_args import shape_of_args
 from spare_megatron.checkpoint.convert.mp_rank import LOCAL_NAMES
 from spare_megatron.checkpoint.convert.stored_names import refuse_unread
@@ -81,7 +81,7 @@ class TorchDistSource:
             )
         self.args = vars(common["args"])
         self.shape = shape_of_args(self.args, str(directory))
-        self.iteration = int(common.get("iteration", 1))
+        self.iteration = iteration_of(common.get("iteration"))
         self._stored = StoredTensors(directory)
         self._refuse_unread()
 

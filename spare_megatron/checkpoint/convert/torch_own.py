@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from spare_megatron.checkpoint.convert.model import Entry
+from spare_megatron.checkpoint.convert.model import Entry, iteration_of
 from spare_megatron.checkpoint.convert.model_args import shape_of_args
 from spare_megatron.checkpoint.convert.mp_rank import IMPLEMENTATIONS, inner_name
 from spare_megatron.checkpoint.convert.stored_names import refuse_unread
@@ -41,7 +41,7 @@ class TorchOwnSource:
                 f"{directory} was saved without args, so its model is not known; convert one that was saved with args"
             )
         self.shape = shape_of_args(self.args, str(directory))
-        self.iteration = step_of(directory) if directory.name.startswith("iter_") else 1
+        self.iteration = iteration_of(step_of(directory) if directory.name.startswith("iter_") else None)
         self._stored = StoredTensors(directory)
         self._names = {_TOP.sub("", name, count=1): name for name in self._stored.tensors if _TOP.match(name)}
         ranks = self.args.get("tensor_model_parallel_size") or 1

@@ -182,12 +182,15 @@ def iterations(save: Path) -> list[int]:
 
 
 def identities(save: Path) -> dict[int, object]:
-    """Step -> a value that changes when another directory takes the name of the published one (inode, mtime)."""
-    found: dict[int, object] = {}
-    for step in iterations(save):
-        status = (save / iteration_name(step)).stat()
-        found[step] = (status.st_ino, status.st_mtime_ns)
-    return found
+    """Step -> the :func:`identity` of its published directory."""
+    return {step: identity(save / iteration_name(step)) for step in iterations(save)}
+
+
+def identity(directory: Path) -> object:
+    """A value that changes when another directory takes the name of this published one (inode, mtime); OSError where
+    there is none."""
+    status = directory.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def damage(directory: Path) -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from spare_megatron.checkpoint.convert import conversion
 from spare_megatron.cli import convert
+from spare_megatron.config.errors import ConfigError
 from tests.megatron.hugging_face_models import run
 from tests.megatron.refused_folders import FILE, Capture, refused, returned, same, weights
 
@@ -135,6 +138,25 @@ def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], cap
         assert convert.main([*words, saver]) == 2
         assert "decoder.final_layernorm.weight has shape (63,)" in capsys.readouterr().err
         assert not (top / "x").exists()
+
+
+def test_a_checkpoint_that_a_job_replaces_meanwhile(model: Callable[[str], Path]) -> None:
+    """A job that went back saves a step again: a conversion would have tensors of both."""
+    folder = model("llama")
+    top, seen = folder.parent, list[str]()
+    run(folder, top / "save", "hf", "core")
+    shutil.copytree(top / "save", top / "again")
+
+    def replace(*_progress: object) -> None:
+        seen.append("a tensor")
+        if len(seen) == 2:
+            (top / "save" / "iter_0000001").rename(top / "aside")
+            (top / "again" / "iter_0000001").rename(top / "save" / "iter_0000001")
+
+    with pytest.raises(ConfigError, match="iter_0000001 was replaced or removed while it was read"):
+        conversion.convert(top / "save", "megatron", top / "x", conversion.Wish("torch_dist"), replace)
+    assert len(seen) == 2
+    assert not (top / "x").exists()
 
 
 @pytest.mark.parametrize("moved", range(5))

@@ -1,6 +1,7 @@
 """Reads single tensors, or a part of one, from a checkpoint of torch.distributed.checkpoint in one process.
 
-Its files are checked before anything is read: those of Megatron-LM have no manifest that says how long they are.
+Its files are checked before anything is read: those of Megatron-LM have no manifest that says how long they are. Each
+read opens them anew, and a job may replace the checkpoint meanwhile, which is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
@@ -29,6 +31,7 @@ class StoredTensors:
     def __init__(self, directory: Path) -> None:
         """ConfigError where the checkpoint is damaged."""
         self._directory = directory
+        self._identity = folder.identity(directory)
         install_cpu_shims()
         self._reader = SafeReader(str(directory))
         try:
@@ -70,8 +73,20 @@ class StoredTensors:
             self._reader.read_data(LoadPlan(planner.items), planner).wait()
         except Exception as error:  # torch raises many kinds for damaged files
             reason = " ".join(str(error).split())[:200] or type(error).__name__
+            self._refuse_replaced()
             raise ConfigError(f"{self._directory}: {name} cannot be read ({reason}); use another checkpoint") from error
+        self._refuse_replaced()
         return target.reshape(sizes[len(place) :])
+
+    def _refuse_replaced(self) -> None:
+        try:
+            same = folder.identity(self._directory) == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise ConfigError(
+                f"{self._directory} was replaced or removed while it was read; read it again, or another checkpoint"
+            )
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of a tensor."""

@@ -160,6 +160,10 @@ def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:
         yield f"--moe-latent-size {ns.moe_latent_size}", "leave it out"
     if ns.multi_latent_attention and has_cuda():  # without CUDA a shim makes it run
         yield "--multi-latent-attention", "use --group-query-attention"
+    elif ns.multi_latent_attention and ns.tensor_model_parallel_size > 1:
+        # of what all heads share, local layers give each rank the gradient of its own heads
+        why = f"--multi-latent-attention with --tensor-model-parallel-size {ns.tensor_model_parallel_size}"
+        yield why, "use --tensor-model-parallel-size 1"
     if ns.layernorm_zero_centered_gamma:
         yield "--apply-layernorm-1p", "leave it out"
     if ns.use_te_activation_func:

@@ -233,6 +233,10 @@ def test_what_a_shim_makes_run_needs_transformer_engine_on_a_gpu(monkeypatch: py
     _, biased = job_of("--num-experts 2")
     _, latent = job_of("--multi-latent-attention")
     assert not [*check.engine_only(biased), *check.engine_only(latent)]
+    latent.tensor_model_parallel_size = 2  # gradients are wrong there without CUDA
+    assert [why for why, _ in check.engine_only(latent)] == [
+        "--multi-latent-attention with --tensor-model-parallel-size 2"
+    ]
     monkeypatch.setattr(check, "has_cuda", lambda: True)
     assert list(check.engine_only(biased)) == [("--num-experts with biases", "add --disable-bias-linear")]
     assert [why for why, _ in check.engine_only(latent)] == ["--multi-latent-attention"]

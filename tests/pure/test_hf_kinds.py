@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spare_megatron.checkpoint.convert.hf_config import kind_of
+from spare_megatron.checkpoint.convert.hf_latents import latent_fields
 from spare_megatron.checkpoint.convert.model import ModelShape
 from spare_megatron.config.errors import ConfigError
 
@@ -49,3 +50,10 @@ def test_the_usual_kinds() -> None:
 def test_what_neither_kind_has_is_refused(shape: ModelShape, field: str) -> None:
     with pytest.raises(ConfigError, match="has no equivalent among transformers'"):
         kind_of(replace(shape, **{field: OTHERS[field]}))
+
+
+def test_norms_of_latents_have_one_epsilon_in_transformers() -> None:
+    shape = replace(LLAMA, multi_latent_attention=True, kv_lora_rank=16, norm_epsilon=1e-6)
+    assert latent_fields(shape)["kv_lora_rank"] == 16
+    with pytest.raises(ConfigError, match=r"--norm-epsilon 1e-05, .*; train with --norm-epsilon 1e-06"):
+        latent_fields(replace(shape, norm_epsilon=1e-5))

@@ -42,9 +42,15 @@ def latents(config: ConfigValues, heads: int) -> dict[str, Any]:
 
 
 def latent_fields(shape: ModelShape) -> dict[str, Any]:
-    """The fields of ``config.json``; none for a model with usual attention."""
+    """The fields of ``config.json``; none for a model with usual attention. ConfigError for one with which transformers
+    would compute something else."""
     if not shape.multi_latent_attention:
         return {}
+    if shape.norm_epsilon != EPSILON:
+        raise ConfigError(
+            f"the model was trained with --norm-epsilon {shape.norm_epsilon}, which is not converted, as transformers' "
+            f"norms of latents have {EPSILON} in any case; train with --norm-epsilon {EPSILON}"
+        )
     return {
         "q_lora_rank": shape.q_lora_rank,
         "kv_lora_rank": shape.kv_lora_rank,

@@ -445,8 +445,9 @@ class Coordinator:
 
     def _keep_saves(self, job: JobDescription) -> str:
         """Keep other jobs out of the job's ``--save``, where no launcher does; why that cannot be, or empty."""
+        there = f"WARNING: --save {job.saves_into} cannot be written on this host, so other jobs are not kept out of it"
         try:
-            self._held.enter_context(only_job(job.saves_into, self._dir, announce))
+            self._held.enter_context(only_job(job.saves_into, self._dir, lambda _: announce(there)))
         except ConfigError as error:
             return str(error)
         return ""

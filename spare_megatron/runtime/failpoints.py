@@ -98,6 +98,7 @@ PLACES = {
     "token.write": "the job token is about to be written",
     "notices.write": "a rank's line for the user is about to be written",
     "errors.write": "a user's error is about to be written",
+    "errors.rename": "a user's error is written, and its file is about to have its name",
     "rank_times.write": "a rank is about to write when it did the parts of a step",
     "preload.request": "a preloaded parent has received a request, and has done nothing for it yet",
     "command.begin": "the process of a user's command is there, and the guard is about to hear of it",

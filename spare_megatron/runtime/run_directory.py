@@ -245,19 +245,24 @@ class RunDirectory:
     def report_error(self, who: str, sentence: str) -> None:
         """Write a user's error, which is in the rank's log already, for spare-launch to show.
 
-        Each rank has its own name ``who``, and so its own file.
+        Each rank has its own name ``who``, and so its own file, which is there once it is whole: the exit of another
+        rank may have it read now.
         """
+        path = self.errors / f"{who}.txt"
+        scratch = scratch_of(path)
         with contextlib.suppress(OSError):
             self.errors.mkdir(parents=True, exist_ok=True)
             failpoints.hit("errors.write")
-            (self.errors / f"{who}.txt").write_text(sentence.strip() + "\n")
+            scratch.write_text(sentence.strip() + "\n")
+            failpoints.hit("errors.rename")
+            scratch.replace(path)
 
     def sweep(self) -> None:
         """Remove what processes of this host that were killed left half written; called when none of them is there any
         more. Where the disk fails, it stays."""
         mine = re.compile(rf"\..+\.{re.escape(socket.gethostname())}-\d+-\d+")
         with contextlib.suppress(OSError):
-            for folder in (self.path, self.path / "leaders"):
+            for folder in (self.path, self.path / "leaders", self.errors):
                 for file in folder.iterdir() if folder.is_dir() else ():
                     if mine.fullmatch(file.name) and file.is_file():
                         file.unlink(missing_ok=True)

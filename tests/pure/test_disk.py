@@ -289,6 +289,18 @@ def test_a_notice_and_an_error_that_cannot_be_left_end_nothing(
     assert run_dir.reported_errors() == []
 
 
+def test_an_error_that_is_reported_is_whole(tmp_path: Path) -> None:
+    """A launcher that read an empty file had no sentence for the user."""
+    run_dir = RunDirectory(tmp_path)
+    with injected("errors.rename=EIO"):
+        run_dir.report_error("group-0-rank-0", "a sentence")
+    assert run_dir.reported_errors() == [], "it has its name once it is written"
+    run_dir.sweep()
+    assert list(run_dir.errors.iterdir()) == []
+    run_dir.report_error("group-0-rank-0", "a sentence")
+    assert [file.read_text() for file in run_dir.reported_errors()] == ["a sentence\n"]
+
+
 def test_printing_outlives_a_full_disk() -> None:
     program = "\n".join(
         (

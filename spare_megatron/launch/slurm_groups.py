@@ -230,8 +230,7 @@ class SlurmGroups:
             if sentences:
                 self._restarter.note_error(start, tail(sentences[0], LINES_SHOWN))
         self._restarter.note(start, 0, status)
-        drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
-        self._lost(start, failed=start not in self._asked and start.group not in drained)
+        self._lost(start, failed=start not in self._asked and start.group not in self._drained())
 
     # --------------------------------------------------------------------------------------------------------- steps
 
@@ -340,8 +339,12 @@ class SlurmGroups:
         self._places.last = frozenset(node for node in own if not served.get(self._names[node], True))
         usable = {node for node, lent in list(self._lent.items()) if lent.usable}
         usable |= {node for node in own if self._names[node] in here}
-        drained = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
-        return JobNodes(self._names, usable, drained, set(self._lent))
+        return JobNodes(self._names, usable, self._drained(), set(self._lent))
+
+    def _drained(self) -> list[int]:
+        """The groups that are drained, by status.json."""
+        drained: list[int] = (glance(self._ranks.run_dir.status) or {}).get("drained", [])
+        return drained
 
     def _unfit(self, start: GroupStart, nodes: Collection[int], over: Callable[[], bool]) -> dict[int, HealthFault]:
         """Sweep and check nodes, each by itself, as the others are fit all the same; why those that cannot run the

@@ -47,31 +47,44 @@ CASES = {
 }
 
 
-def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
-    """One rank of a group, with made-up microbatches."""
-    from spare_megatron.megatron_adapter.model.world import init_group_world
+def job_of(flags: tuple[str, ...], rank: int) -> Any:
+    """What a rank of a job of one group takes from its flags."""
     from spare_megatron.worker.job_arguments import parse_job
 
     environ = {**os.environ, "SPARE_GROUP": "0", "SPARE_POSITION": str(rank), "SPARE_NUM_GROUPS": "1"}
     words = [*FLAGS, *flags, "--spare-redundancy", "1", "--spare-piece-microbatches", "1"]
-    job, _ = parse_job(words, environ)
-    settings = job.settings(128)
+    return parse_job(words, environ)[0]
+
+
+def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
+    """One rank of a group, with made-up microbatches, which are those of one rank whatever the layout; with a loss per
+    token some tokens do not count."""
+    from spare_megatron.megatron_adapter.model.world import init_group_world
+
+    job = job_of(flags, rank)
+    settings, inner_data = job.settings(128), job.shape.inner_data
     sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
+    sizes["virtual_pipeline"] = settings.virtual_pipeline
     world = init_group_world(job.shape, rank, store, **sizes, timeout_s=60.0)
     from spare_megatron.megatron_adapter.megatron_engine import MegatronEngine
     from spare_megatron.megatron_adapter.model.replica import build_replica
 
-    def source(step: int, pieces: Sequence[int]) -> Iterator[torch.Tensor]:
-        for piece in pieces:
-            drawn = torch.Generator().manual_seed(1000 * piece + world.data_rank)
-            yield torch.randint(0, 63, (1, LENGTH + 1), generator=drawn)
-
-    def forward_step(data: Iterator[torch.Tensor], model: Any) -> Any:
-        tokens = next(data)
-        output = model(tokens[:, :-1], torch.arange(LENGTH).unsqueeze(0), None, labels=tokens[:, 1:].contiguous())
-        return output, partial(loss_of, torch.ones(LENGTH))
-
     replica = build_replica(settings, world)
+
+    def source(step: int, pieces: Sequence[int]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for piece in pieces:
+            drawn = torch.Generator().manual_seed(1000 + piece * inner_data + world.data_rank)
+            tokens, mask = torch.randint(0, 63, (1, LENGTH + 1), generator=drawn), torch.ones(1, LENGTH)
+            if replica.config.calculate_per_token_loss:
+                mask = (torch.rand(1, LENGTH, generator=drawn) < 0.7).float()
+            yield tokens, mask
+
+    def forward_step(data: Iterator[tuple[torch.Tensor, torch.Tensor]], model: Any) -> Any:
+        tokens, mask = next(data)
+        positions, labels = torch.arange(LENGTH).unsqueeze(0), tokens[:, 1:].contiguous()
+        output = model(tokens[:, :-1], positions, None, labels=labels, loss_mask=mask)
+        return output, partial(loss_of, mask.view(-1))
+
     return MegatronEngine(replica, world, forward_step, source, method=job.spare.reduce)
 
 

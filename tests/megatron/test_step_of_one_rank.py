@@ -66,6 +66,7 @@ MODELS: dict[str, tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]] = {
             *("--moe-shared-expert-intermediate-size", "64", "--moe-router-score-function", "sigmoid"),
             *("--moe-router-enable-expert-bias", "--moe-router-topk-scaling-factor", "2.5"),
             *("--moe-router-load-balancing-type", "seq_aux_loss", "--moe-aux-loss-coeff", "0.1"),
+            *("--moe-z-loss-coeff", "0.1"),
             *("--untie-embeddings-and-output-weights", "--mtp-num-layers", "1"),
         ),
         {**EXPERTS, **SPLIT},

@@ -19,7 +19,8 @@ from spare_megatron.megatron_adapter.model.world import GroupWorld
 _NAMES = {"aux_loss": "load_balancing_loss", "seq_aux_loss": "seq_load_balancing_loss"}
 """Value of ``--moe-router-load-balancing-type`` -> megatron-core's name of its loss."""
 Z_LOSS = "z_loss"
-"""Whole on each rank of TP x CP, of which Megatron logs the mean over CP; of the others each rank has a part."""
+"""Each rank of TP x CP notes the mean over its own tokens, and the mean of these is logged, as megatron-core does since
+0.19 (before, it logs that of the last tensor-parallel rank's tokens); of the other losses each rank has a part."""
 
 
 class RoutingLosses:
@@ -58,10 +59,8 @@ class RoutingLosses:
         counts = world.is_last_stage and world.tensor_rank == world.context_rank == 0
         found = {}
         for name, values in self._noted.items():
-            whole = name == Z_LOSS
-            sums = not whole or world.tensor_rank == shape.tensor - 1
-            found[name + SUM] = float(torch.stack(values).double().sum()) if values and sums else 0.0
-            each = self._layers * (shape.context if whole else 1)
+            found[name + SUM] = float(torch.stack(values).double().sum()) if values else 0.0
+            each = self._layers * (shape.tensor * shape.context if name == Z_LOSS else 1)
             found[name + COUNT] = float(self._microbatches * each) if counts else 0.0
         return found
 

@@ -27,7 +27,7 @@ from tests.spawn import run_ranks
 RANKS = 4
 SGD = (
     *("--num-layers", "4", "--global-batch-size", str(PIECES), "--clip-grad", "0.05"),
-    *("--optimizer", "sgd", "--sgd-momentum", "0", "--lr", "1"),
+    *("--optimizer", "sgd", "--sgd-momentum", "0", "--lr", "1", "--log-params-norm"),
 )
 T2, T4 = ("--tensor-model-parallel-size", "2"), ("--tensor-model-parallel-size", "4")
 SEQUENCE, WHOLE = ("--sequence-parallel",), ("--expert-tensor-parallel-size", "1")

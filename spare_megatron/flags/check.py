@@ -135,7 +135,7 @@ def hybrid_needs(ns: Namespace) -> Iterable[Need]:
 
 
 def other_cores(ns: Namespace) -> Iterable[Need]:
-    """The versions of megatron-core that flags need because the installed one lacks their field or their value."""
+    """The versions of megatron-core that flags need: the installed one lacks their field or value, or fails with it."""
     for spec in all_specs():
         value = getattr(ns, spec.dest)
         if spec.section not in CORE_SECTIONS or value == spec.default:
@@ -144,6 +144,12 @@ def other_cores(ns: Namespace) -> Iterable[Need]:
         if what:
             why = spec.names[0] if spec.kind in ("on", "off") else f"{spec.names[0]} {value}"
             yield Need(what, why, lambda: False, "install it, or leave the flag out")
+    ranks, groups = ns.tensor_model_parallel_size, ns.num_query_groups
+    if ns.attention_output_gate and ns.group_query_attention and groups < ranks:
+        # 0.16 gives a rank the gates of all heads of a query group of which it has some
+        why = f"--attention-output-gate with --num-query-groups {groups} and --tensor-model-parallel-size {ranks}"
+        fix = f"install it, or use --tensor-model-parallel-size {groups}"
+        yield Need("megatron-core 0.17 or later", why, lambda: core_versions.installed() >= (0, 17), fix)
 
 
 def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:

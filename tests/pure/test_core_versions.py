@@ -80,6 +80,22 @@ def test_the_check_lists_the_version_that_a_flag_needs_and_a_job_is_refused(
         job_of(words)
 
 
+@pytest.mark.parametrize("core", ["0.16.1", "0.17.0"], indirect=True)
+def test_gates_of_heads_whose_query_group_two_ranks_share_need_a_newer_version(core: str) -> None:
+    """megatron-core 0.16 gives each of these ranks the gates of both, and its first forward pass fails."""
+    words = "--attention-output-gate --group-query-attention --tensor-model-parallel-size 2 --num-query-groups"
+    job_of(f"{words} 2")
+    if core == "0.17.0":
+        job_of(f"{words} 1")
+        return
+    sentence = (
+        "^--attention-output-gate with --num-query-groups 1 and --tensor-model-parallel-size 2 needs megatron-core "
+        r"0\.17 or later, which is not on this machine; install it, or use --tensor-model-parallel-size 1$"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        job_of(f"{words} 1")
+
+
 @pytest.mark.parametrize("core", ["0.16.1", "0.18.0", "0.19.2"], indirect=True)
 def test_a_config_gets_exactly_the_fields_that_its_megatron_core_has(core: str) -> None:
     newer = core != "0.16.1"

@@ -39,12 +39,21 @@ PARTS = {
         "worker",
         [
             *("process/test_masking.py", "process/test_checkpoints.py", "megatron/test_masking.py"),
-            "megatron/test_state_redundancy.py",
+            *("megatron/test_state_redundancy.py", "megatron/test_divided_returns.py"),
         ],
     ),
-    "collectives": ("collectives", ["process/test_replica.py", "process/test_masking.py"]),
+    "collectives": (
+        "collectives",
+        ["process/test_replica.py", "process/test_masking.py", "megatron/test_inner_sums.py"],
+    ),
     "checkpoint": ("checkpoint", ["process/test_checkpoints.py", "megatron/test_convert.py"]),
-    "data": ("data", ["megatron/test_data.py", "megatron/test_preprocess.py", "megatron/test_preprocess_golden.py"]),
+    "data": (
+        "data",
+        [
+            *("pure/test_text_files.py", "megatron/test_data.py", "megatron/test_preprocess.py"),
+            "megatron/test_preprocess_golden.py",
+        ],
+    ),
 }
 """Part -> (its package, tests that run beside the pure ones which import the module)."""
 HANGS = 5

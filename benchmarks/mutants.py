@@ -51,7 +51,7 @@ PARTS = {
         "data",
         [
             *("pure/test_text_files.py", "megatron/test_data.py", "megatron/test_preprocess.py"),
-            "megatron/test_preprocess_golden.py",
+            *("megatron/test_preprocess_golden.py", "megatron/test_stale_indices.py"),
         ],
     ),
 }

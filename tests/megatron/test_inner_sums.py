@@ -61,6 +61,10 @@ def engine_of(flags: tuple[str, ...], rank: int, store: Any) -> Any:
     token some tokens do not count."""
     from spare_megatron.megatron_adapter.model.world import init_group_world
 
+    # megatron-core's word on experts that are whole on a tensor rank
+    warnings.filterwarnings(
+        "ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel size is 1"
+    )
     job = job_of(flags, rank)
     settings, inner_data = job.settings(128), job.shape.inner_data
     sizes = {"expert": settings.expert, "expert_tensor": settings.expert_tensor}
@@ -98,10 +102,6 @@ def worker(rank: int, store: Any, cases: Sequence[str]) -> dict[str, Any]:
 
     from spare_megatron.megatron_adapter.model import world
 
-    # megatron-core's word on experts that are whole on a tensor rank
-    warnings.filterwarnings(
-        "ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel size is 1"
-    )
     found = {}
     for name in cases:
         engine = engine_of(CASES[name], rank, PrefixStore(name, store))

@@ -8,7 +8,6 @@ their last bits from layout to layout.
 
 from __future__ import annotations
 
-import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +50,8 @@ EXPERTS: dict[str, tuple[str, ...]] = {
 }
 SPLIT = {"TP2, split experts": T2 + SEQUENCE, "TP2 x D2, split experts": T2 + SEQUENCE + D2}
 """Only for experts without biases. With EP as well, gloo has no all-gather of what uneven routing makes of them."""
+COPIES = ("TP2, whole experts", "TP4, whole experts, EP2", "D4, EP2", "TP2 x D2, split experts")
+"""Layouts in which several ranks of a group have an expert, or the same part of one."""
 LLAMA = (
     *("--swiglu", "--normalization", "RMSNorm", "--disable-bias-linear", "--position-embedding-type", "rope"),
     *("--group-query-attention", "--num-query-groups", "2", "--qk-layernorm", "--kv-channels", "12"),
@@ -81,10 +82,6 @@ def worker(rank: int, store: Any, task: dict[str, Any]) -> dict[str, Any]:
     from spare_megatron.megatron_adapter.checkpoint import group_checkpoint
     from spare_megatron.megatron_adapter.model import world
 
-    # megatron-core's word on experts that are whole on a tensor rank
-    warnings.filterwarnings(
-        "ignore", message="`sequence_parallel` is set to `True`, but tensor model parallel size is 1"
-    )
     model, layouts = MODELS[task["model"]]
     directory, found = Path(task["directory"]), dict[str, Any]()
     for name, flags in {"one rank": (), **layouts}.items():
@@ -148,13 +145,16 @@ def test_a_step_is_that_of_one_rank_and_copies_stay_equal(tmp_path: Path, model:
     still = [name for name in right if torch.equal(right[name], begin[name])]
     assert not still, "parameters without a gradient show nothing"
     for name in MODELS[model][1]:
-        copies: dict[str, set[int]] = {}
-        for rank in of_ranks:
-            for part, checksum in rank[name]["weights"].items() if name in rank else ():
-                copies.setdefault(part, set()).add(checksum)
-        assert [part for part, found in copies.items() if len(found) > 1] == [], name
-        one, other = of_ranks[0]["one rank"]["figures"], of_ranks[0][name]["figures"]
+        group, copies = [rank[name] for rank in of_ranks if name in rank], dict[str, list[int]]()
+        for rank in group:
+            for part, checksum in rank["weights"].items():
+                copies.setdefault(part, []).append(checksum)
+        assert [part for part, found in copies.items() if len(set(found)) > 1] == [], name
+        experts = {len(found) > 1 for part, found in copies.items() if "expert rank" in part}
+        assert experts == ({name in COPIES} if "--num-experts" in MODELS[model][0] else set()), name
+        one, other = of_ranks[0]["one rank"]["figures"], group[0]["figures"]
         assert other == pytest.approx(one, rel=1e-5), name
+        assert {rank["figures"]["grad_norm"] for rank in group} == {other["grad_norm"]}, name
         there = weights(tmp_path / name)
         assert there.keys() == right.keys()
         off = {

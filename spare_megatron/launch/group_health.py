@@ -36,7 +36,8 @@ class HealthFault:
     """Why a group must not be started now."""
 
     kind: str
-    """'memory', 'disk', 'shm', 'device', 'probe' (it could not be made), 'command' (the user's)."""
+    """'memory', 'disk', 'shm', 'device', 'probe' (it could not be made), 'command' (the user's), 'node' (the
+    group cannot be there now), 'gone' (the node is not the job's any more)."""
     sentence: str
 
 

@@ -82,7 +82,7 @@ class LentNode:
     async def check(self, group: int, command: str) -> HealthFault | None:
         """Kill what is left of a group here and run the user's command; why the node cannot run the group."""
         if not self.here:
-            return HealthFault("node", f"the lent node {self.name} has left")
+            return HealthFault("gone", f"the lent node {self.name} has left")
         number = 1 + max(self._checks, default=0)
         answer = self._checks[number] = asyncio.get_running_loop().create_future()
         self.order(pb.AgentOrder(check=pb.CheckNode(number=number, group=group, command=command)))
@@ -132,7 +132,7 @@ class LentNode:
         self.usable = self.here = False
         for answer in self._checks.values():
             if not answer.done():
-                answer.set_result(HealthFault("node", f"the lent node {self.name} has left"))
+                answer.set_result(HealthFault("gone", f"the lent node {self.name} has left"))
         for start in self.starts:
             self._end(start, 1)
 

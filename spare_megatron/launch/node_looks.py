@@ -37,8 +37,8 @@ class JobNodes:
         """Why nothing can be started on a node that is not ``here``."""
         name = self.names[node]
         if node in self.lent:
-            return HealthFault("node", f"the lent node {name} has left")
-        return HealthFault("node", f"Slurm does not name {name} as a node of the job")
+            return HealthFault("gone", f"the lent node {name} has left")
+        return HealthFault("gone", f"Slurm does not name {name} as a node of the job")
 
 
 @dataclass

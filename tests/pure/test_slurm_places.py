@@ -3,6 +3,7 @@ put theirs together."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import re
@@ -18,6 +19,7 @@ from spare_megatron.cli.slurm import spare_nodes
 from spare_megatron.config.allocation import Allocation
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.launch import slurm_commands
+from spare_megatron.launch.fit_host import until_fit
 from spare_megatron.launch.group_health import HealthFault
 from spare_megatron.launch.node_looks import JobNodes, look_at_nodes
 from spare_megatron.launch.slurm_attempt import first_nodes
@@ -219,6 +221,30 @@ def test_a_group_whose_results_were_wrong_leaves_all_its_nodes_and_gives_none() 
     assert places.nodes_of(1) == looked == [4, 5]
     assert places.resting == {2, 3}
     assert look_at_nodes(places, 1, nodes, check).moves == {}
+
+
+def test_a_node_that_leaves_the_job_while_its_group_waits_is_said_once_more() -> None:
+    """Nobody can repair that, unlike a node that does not answer: only another node helps."""
+    places = SlurmPlaces(allocation(2, 2, (1,) * 4), 2)
+    here = [{0, 1, 2, 3}, {0, 1, 2, 3}, {0, 1, 2}, {0, 1, 2}]
+    said: list[str] = []
+
+    async def look() -> HealthFault | None:
+        nodes = JobNodes({node: f"n{node}" for node in range(4)}, here.pop(0))
+        silent = {3: HealthFault("node", "n3: no answer")}
+        return look_at_nodes(places, 1, nodes, lambda some: {one: silent[one] for one in some if one in silent}).fault
+
+    async def goes_on() -> bool:
+        return bool(here)
+
+    async def at_once(_: float) -> None:
+        return None
+
+    assert not asyncio.run(until_fit(look, "group 1", said.append, goes_on, at_once))
+    assert [re.sub("; looked.*", "", one) for one in said] == [
+        "group 1 is not started again yet, n3: no answer",
+        "group 1 is not started again yet, Slurm does not name n3 as a node of the job",
+    ]
 
 
 def test_shared_nodes_are_exchanged_only_where_local_numbers_stay_right() -> None:

@@ -34,6 +34,8 @@ Well above the length of a round, because slurmctld 23.11 to 24.11.5 may begin a
 of the last one. A node whose answer is younger than a third of this time is left out of a round. When that round waits
 for a dead node, and the one after it is short, the node is judged by an answer as old as a round and that third.
 """
+PAUSED_FOR_S = 6 * MESSAGE_S
+"""SlurmdTimeout where a node stands still and comes back: srun, which tries twice to reach it, gives up before that."""
 CONF = """
 ClusterName={name}
 SlurmctldHost={host}(127.0.0.1)
@@ -86,8 +88,9 @@ def missing() -> str:
 class Cluster:
     """Use as a context manager: no daemon, job or file is left."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, dead_after_s: int = DEAD_AFTER_S) -> None:
         self.folder = folder
+        self.dead_after_s = dead_after_s
         self.nodes = [f"n{index}" for index in range(1, nodes + 1)]
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._held = contextlib.ExitStack()
@@ -216,7 +219,7 @@ class Cluster:
                 nodes=f"n[1-{len(self.nodes)}]",
                 cpus=CPUS_PER_NODE,
                 message_s=MESSAGE_S,
-                dead_after_s=DEAD_AFTER_S,
+                dead_after_s=self.dead_after_s,
             )
         )
         self._daemon(

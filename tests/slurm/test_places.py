@@ -51,10 +51,11 @@ def test_a_lost_node_is_replaced_by_a_spare_one_and_then_by_one_of_another_lost_
     check_voted(job.run_dir.journal, groups=3, size=2)
 
 
-def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_node_comes_back_and_then_a_lent_one_takes_its_place(patient_cluster: Cluster, tmp_path: Path) -> None:
     """A group of two nodes waits for one that does not answer for a while, and is started again where it ran; then it
     loses that node for good, and a lent one completes the group, which is drained before the node leaves. Nothing is
     lent to a job that is over."""
+    cluster = patient_cluster
     words = until_reported("--piece-s", "0.15", groups=2, size=2)
     job = submit(cluster, tmp_path, words, nodes=4, ranks=1)
     job.until_step(4)

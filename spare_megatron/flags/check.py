@@ -20,7 +20,7 @@ from spare_megatron.flags import core_versions, hybrid_pattern
 from spare_megatron.flags.data_flags import names_no_data
 from spare_megatron.flags.optimizer_flags import CORE_OF_EMERGING, EMERGING, PACKAGE
 from spare_megatron.flags.specs import CORE_SECTIONS, SECTIONS
-from spare_megatron.flags.stage_layout import CORE_OF_SMALLER_UNITS, cut_of, recomputes_whole_units, uneven_sizes
+from spare_megatron.flags.stage_layout import CORE_OF_SMALLER_UNITS, cut_of, uneven_sizes
 from spare_megatron.flags.supported import all_specs
 from spare_megatron.megatron_adapter.versions import TESTED, check_core_version
 
@@ -91,18 +91,15 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need("OpenTelemetry", "--otel-enabled", there, "pip install 'spare_megatron[otel]'")
     if ns.optimizer in EMERGING:
         why = f"--optimizer {ns.optimizer}"
-        version = core_versions.in_words([minor for minor in core_versions.tables() if minor >= CORE_OF_EMERGING])
-        newer = core_versions.installed() >= CORE_OF_EMERGING
-        yield Need(version, why, lambda: newer, "install it (it needs Python 3.12), or use --optimizer adam")
+        yield core_since(CORE_OF_EMERGING, why, "install it (it needs Python 3.12), or use --optimizer adam")
         here = has_package(PACKAGE.replace("-", "_"))
         yield Need(PACKAGE, why, here, f"pip install {PACKAGE}, or use --optimizer adam")
     yield from hybrid_needs(ns)
     uneven = [] if ns.hybrid_layer_pattern else uneven_sizes(ns, cut_of(ns))
     if uneven:
         why = f"--recompute-num-layers {ns.recompute_num_layers} with a stage of {counted(uneven[0], 'layer')}"
-        core = ".".join(map(str, CORE_OF_SMALLER_UNITS))
         fix = "use --recompute-num-layers 1, or another number that divides the layers of each stage"
-        yield Need(f"megatron-core {core} or later", why, lambda: not recomputes_whole_units(), fix)
+        yield core_since(CORE_OF_SMALLER_UNITS, why, fix)
     yield from other_cores(ns)
     here = has_package("transformer_engine") if ns.transformer_impl != "local" else (lambda: False)
     for why, fix in engine_only(ns):
@@ -119,16 +116,18 @@ def needs(ns: Namespace) -> Iterable[Need]:
         yield Need("transformers", "--tokenizer-type GPT2BPETokenizer", has_package("transformers"), "pip install it")
 
 
+def core_since(core: tuple[int, int], why: str, fix: str) -> Need:
+    """A megatron-core of this version or a later one."""
+    what = core_versions.in_words([minor for minor in core_versions.tables() if minor >= core])
+    return Need(what, why, lambda: core_versions.installed() >= core, fix)
+
+
 def hybrid_needs(ns: Namespace) -> Iterable[Need]:
     """What the layers of a hybrid model need. Those that only other packages have are also transformer-engine's."""
     pattern = hybrid_pattern.pattern_of(ns)
     if pattern is None:
         return
-    core = ".".join(map(str, hybrid_pattern.CORE))
-    there = core_versions.installed() >= hybrid_pattern.CORE
-    yield Need(
-        f"megatron-core {core} or later", hybrid_pattern.FLAG, lambda: there, "install it (it needs Python 3.12)"
-    )
+    yield core_since(hybrid_pattern.CORE, hybrid_pattern.FLAG, "install it (it needs Python 3.12)")
     for symbol, module, package in hybrid_pattern.packages(pattern):
         fix = f"pip install {package} on a machine with CUDA, or use * in place of {symbol}"
         yield Need(package, hybrid_pattern.layers_text(symbol), has_package(module), fix)
@@ -149,7 +148,7 @@ def other_cores(ns: Namespace) -> Iterable[Need]:
         # 0.16 gives a rank the gates of all heads of a query group of which it has some
         why = f"--attention-output-gate with --num-query-groups {groups} and --tensor-model-parallel-size {ranks}"
         fix = f"install it, or use --tensor-model-parallel-size {groups}"
-        yield Need("megatron-core 0.17 or later", why, lambda: core_versions.installed() >= (0, 17), fix)
+        yield core_since((0, 17), why, fix)
 
 
 def engine_only(ns: Namespace) -> Iterable[tuple[str, str]]:

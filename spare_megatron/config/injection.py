@@ -1,11 +1,13 @@
 """Parses fault injections as the user writes them: ``KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]``, or
-``slow=2x:group=G[,position=M],step=T[,restart=R]`` for a group whose pieces take twice as long from step T on.
+``slow=2x:group=G[,position=M],step=T[,restart=R]`` for a group whose pieces take twice as long from step T on, or
+``wait=H.I:group=G,...`` for a group that waits until the I-th incarnation of group H is back.
 
 The same syntax works for a real job (:mod:`spare_megatron.worker.fault_injection`) and in the simulator.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +15,7 @@ from spare_megatron.config.errors import ConfigError
 
 VARIABLE = "SPARE_INJECT"
 """Environment variable of a rank, with one injection per line."""
-KINDS = ("sigkill", "sigstop", "exception", "slow", "bitflip", "hang", "coordinator-sigkill")
+KINDS = ("sigkill", "sigstop", "exception", "slow", "wait", "bitflip", "hang", "coordinator-sigkill")
 POINTS = ("forward", "backward", "reduce", "vote", "apply", "rebuild", "patch", "join", "checkpoint", "gather", "copy")
 BITFLIP_POINTS = ("accumulate", "reduce", "weights", "optimizer", "gradient")
 FORM = "KIND:group=G[,position=M],step=T,at=POINT[,n=K][,restart=R]"
@@ -40,6 +42,9 @@ class Injection:
     """Length of the delay, for kind 'slow' at a point."""
     factor: float = 1.0
     """How many times as long every piece takes from the step on, for kind 'slow' without a point."""
+    awaited: tuple[int, int] | None = None
+    """(group, incarnation) for which kind 'wait' waits: until it, or a later incarnation, is a member, or
+    has its processes and its model and can take the state, which others give after a step."""
 
     def matches(self, group: int, position: int, point: str, step: int, n: int) -> bool:
         """True at the place and moment of this injection."""
@@ -82,6 +87,7 @@ def parse_injection(text: str) -> Injection:
         restart=numbers.get("restart", 0),
         seconds=_seconds(text, kind, amount) if factor == 1 else 0.0,
         factor=factor,
+        awaited=_awaited(text, amount) if kind == "wait" else None,
     )
 
 
@@ -96,6 +102,11 @@ def check_injections(injections: list[Injection], num_groups: int, group_size: i
             )
         if one.group >= num_groups:
             raise ConfigError(f"--inject {one.kind}: group={one.group}, but the job has groups 0 to {num_groups - 1}")
+        if one.awaited and (one.awaited[0] >= num_groups or one.awaited[0] == one.group):
+            raise ConfigError(
+                f"--inject wait: group {one.group} would wait for group {one.awaited[0]}; name another group of 0 to "
+                f"{num_groups - 1}"
+            )
         if one.position is not None and one.position >= group_size:
             raise ConfigError(
                 f"--inject {one.kind}: position={one.position}, but a group has positions 0 to {group_size - 1}"
@@ -154,10 +165,22 @@ def _factor(text: str, kind: str, amount: str) -> float:
     return factor
 
 
+def _awaited(text: str, amount: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)\.([1-9]\d*)", amount)
+    if found is None:
+        raise ConfigError(
+            f"--inject {text}: wait={amount} is no GROUP.INCARNATION; use for example wait=1.1 for the first return of "
+            "group 1"
+        )
+    return int(found[1]), int(found[2])
+
+
 def _seconds(text: str, kind: str, amount: str) -> float:
     if kind != "slow":
-        if amount:
-            raise ConfigError(f"--inject {text}: {kind} takes no amount; only slow=SECONDS does")
+        if amount and kind != "wait":
+            raise ConfigError(
+                f"--inject {text}: {kind} takes no amount; only slow=SECONDS and wait=GROUP.INCARNATION do"
+            )
         return 0.0
     try:
         seconds = float(amount)

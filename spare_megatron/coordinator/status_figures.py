@@ -22,14 +22,15 @@ def status_figures(state: State) -> dict[str, Any]:
     """``hosts_least``: the least number of live hosts of a shard; ``losses_left``: so many groups, at least, are still
     lost before some shard has one live host; ``last_hosts``: the groups whose loss alone would leave a shard without a
     host; ``adoption``: whether others would adopt it; ``next_save``: the step that is saved next, None where no save is
-    planned; ``learning``: group -> the stage of its return; ``offers``: group -> what it is offered; ``drained``:
-    groups that are to leave or have left on request; ``adopted``: shard -> the groups that have taken it over;
-    ``slow_for_long``: group -> how many times as long as others it takes for a piece, its share of later steps in
-    pieces, and the step after which that was found. Before a job has begun, ``hosts_least``, ``losses_left``,
-    ``last_hosts`` and ``next_save`` are None."""
-    learners = sorted(state.learners.items())
+    planned; ``learning``: group -> the stage of its return; ``ready``: those that have their model and can take the
+    state; ``offers``: group -> what it is offered; ``drained``: groups that are to leave or have left on request;
+    ``adopted``: shard -> the groups that have taken it over; ``slow_for_long``: group -> how many times as long as
+    others it takes for a piece, its share of later steps in pieces, and the step after which that was found. Before a
+    job has begun, ``hosts_least``, ``losses_left``, ``last_hosts`` and ``next_save`` are None."""
+    learners, by_commit = sorted(state.learners.items()), state.spec is not None and bool(state.job.state_shards)
     returns = {
-        "learning": {str(group): stage_of(known) for group, known in learners},
+        "learning": {str(group): stage_of(known, by_commit=by_commit) for group, known in learners},
+        "ready": [group for group, known in learners if known.ready],
         "offers": {str(group): _offer(known.offer) for group, known in learners if known.offer is not None},
         "drained": sorted(state.drained),
         "slow_for_long": _slow_for_long(state),
@@ -89,8 +90,11 @@ def next_save(state: State) -> int | None:
     return min(*due, spec.last_step) if due else None
 
 
-def stage_of(known: Learner) -> str:
-    """How far a group is that is brought up to date, in words."""
+def stage_of(known: Learner, by_commit: bool = False) -> str:
+    """How far a group is that is brought up to date, in words. ``by_commit``: with state shards, who is ready becomes a
+    member with the next commit, and gets the state then."""
+    if known.offer is None and by_commit and known.ready:
+        return "joins with the next commit"
     if known.offer is None:
         return "waits for an offer" if known.ready else "its processes start"
     return f"has applied step {known.applied}" if known.applied >= 0 else f"takes the state of step {known.offer.step}"

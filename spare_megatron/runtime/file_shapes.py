@@ -133,6 +133,7 @@ _STATUS = (
         "last_hosts": maybe(each(whole)),
         "next_save": maybe(whole),
         "learning": numbered(text),
+        "ready": each(whole),
         "drained": each(whole),
         "adopted": numbered(each(whole)),
         "adoption": truth,

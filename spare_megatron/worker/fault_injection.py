@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.injection import VARIABLE, Injection, parse_injection
@@ -21,6 +22,9 @@ from spare_megatron.config.place import Place
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.disk import words
 from spare_megatron.runtime.run_directory import RunDirectory, glance
+
+LOOK_S = 0.05
+"""Time between two looks at status.json of a rank that waits for a group."""
 
 
 class InjectedError(RuntimeError):
@@ -146,6 +150,9 @@ class Injector:
                 os.kill(published.pid, signal.SIGKILL)
         elif one.kind == "slow":
             time.sleep(one.seconds)
+        elif one.awaited is not None:
+            while not is_back(glance(self._run_dir.status) or {}, *one.awaited):
+                time.sleep(LOOK_S)
         elif one.kind == "hang":
             threading.Event().wait()
         else:
@@ -163,3 +170,10 @@ class Injector:
     def _group_pids(self) -> list[int]:
         listed = glance(self._run_dir.processes) or {}
         return [rank["pid"] for rank in listed.get("ranks", []) if rank["group"] == self._group]
+
+
+def is_back(status: Mapping[str, Any], group: int, incarnation: int) -> bool:
+    """Whether, by status.json, this incarnation of the group, or a later one, is a member or can take the state that
+    others give after a step; True once the job is over."""
+    member, known = (status.get(name, {}).get(str(group), -1) >= incarnation for name in ("live", "learners"))
+    return bool(status.get("outcome")) or member or (known and group in status.get("ready", ()))

@@ -28,14 +28,12 @@ from tests.megatron.test_state_redundancy import (
     weights,
 )
 from tests.process.harness import Job, launch
+from tests.process.returning import RETURNS, held
 
 pytestmark = pytest.mark.timeout(400)
 
 PP2 = ("--pipeline-model-parallel-size", "2")
-RETURNS = ("--spare-max-group-restarts", "3")
 MEASURED = "benchmarks/_measured_pretrain.py"
-BACK = "slow=12:group=0,position=0,step=4,at=forward,n=0"
-"""The time in which a group that was killed before starts again at least."""
 
 
 def members(job: Job) -> list[int]:
@@ -61,7 +59,8 @@ def test_groups_come_back_and_host_shards_again(tmp_path: Path, undisturbed: Pat
     """Saves are ordered while a group comes back, and with the commit that makes it a member."""
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
     saves = ("--save", str(tmp_path / "save"), "--save-interval", "4")
-    job = start(tmp_path / "run", *DIVIDED, *RETURNS, *saves, inject=(*kills, BACK, BACK.replace("step=4", "step=7")))
+    waits = (held(4, by=0, until=(1, 1)), held(7, by=0, until=(2, 1)))
+    job = start(tmp_path / "run", *DIVIDED, *RETURNS, *saves, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     check_members(job, [3, 2, 2, 2, 3, 3, 2, 3])
     check_bits(job.run_dir, undisturbed)
@@ -91,7 +90,7 @@ def start_measured(run_dir: Path, *flags: str, inject: Sequence[str]) -> Job:
 
 def test_shards_move_to_a_group_that_is_back(tmp_path: Path, undisturbed: Path) -> None:
     """While it is gone the others keep three shards each."""
-    job = start_measured(tmp_path / "run", inject=("sigkill:group=1,step=2,at=reduce", BACK))
+    job = start_measured(tmp_path / "run", inject=("sigkill:group=1,step=2,at=reduce", held(4, by=0, until=(1, 1))))
     job.finish(timeout_s=250)
     check_members(job, [3, 2, 2, 2, 3, 3, 3, 3])
     check_bits(job.run_dir, undisturbed)
@@ -105,9 +104,7 @@ def test_shards_move_again_and_again(tmp_path: Path) -> None:
     whole = start(tmp_path / "whole", *DIVIDED, *steps)
     whole.finish(timeout_s=200)
     kills = ("sigkill:group=1,step=2,at=reduce", "sigkill:group=2,step=6,at=gather", "sigkill:group=0,step=14,at=apply")
-    waits = [
-        f"slow=15:group={group},position=0,step={step},at=forward,n=0" for group, step in ((0, 4), (1, 9), (2, 17))
-    ]
+    waits = (held(4, by=0, until=(1, 1)), held(9, by=1, until=(2, 1)), held(17, by=2, until=(0, 1)))
     job = start_measured(tmp_path / "run", *steps, inject=(*kills, *waits))
     job.finish(timeout_s=300)
     counts = members(job)
@@ -121,23 +118,22 @@ def test_shards_move_again_and_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("second", "expected"),
+    ("second", "last"),
     [
-        pytest.param("sigkill:group=1,step=3,at=gather,restart=1", [3, 2, 2, 2, 2, 3, 3, 3], marks=pytest.mark.full),
-        ("sigkill:group=1,step=3,at=join,restart=1", [3, 2, 2, 2, 2, 3, 3, 3]),
-        ("sigkill:group=0,step=3,at=gather", [3, 2, 2, 2, 2, 3, 3, 3]),
+        pytest.param("sigkill:group=1,step=3,at=gather,restart=1", (1, 2), marks=pytest.mark.full),
+        ("sigkill:group=1,step=3,at=join,restart=1", (1, 2)),
+        ("sigkill:group=0,step=3,at=gather", (0, 1)),
     ],
     ids=["in its gather", "before it reports that it has caught up", "the lowest of those that give"],
 )
 def test_a_group_is_killed_while_another_comes_back(
-    tmp_path: Path, undisturbed: Path, second: str, expected: list[int]
+    tmp_path: Path, undisturbed: Path, second: str, last: tuple[int, int]
 ) -> None:
     kills = ("sigkill:group=1,step=2,at=reduce", second)
-    # step 3 begins with the loss, so the first return is under way in it, however slow the machine is
-    waits = [BACK.replace("group=0", "group=2").replace("step=4", f"step={step}") for step in (3, 5)]
+    waits = (held(3, by=2, until=(1, 1)), held(5, by=2, until=last))
     job = start(tmp_path / "run", *DIVIDED, *RETURNS, inject=(*kills, *waits))
     job.finish(timeout_s=250)
-    assert members(job) == expected, "a group was back too late, or never gone"
+    assert members(job) == [3, 2, 2, 2, 2, 3, 3, 3], "a group was back too late, or never gone"
     check_bits(job.run_dir, undisturbed)
 
 
@@ -150,7 +146,7 @@ def test_groups_of_two_ranks_come_back(tmp_path: Path, flags: Sequence[str]) -> 
     some = start(tmp_path / "some", *PP2, *DIVIDED, *flags)
     some.finish(timeout_s=200)
     kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=0,position=0,step=6,at=gather")
-    waits = [BACK.replace("group=0", "group=2"), BACK.replace("group=0", "group=2").replace("step=4", "step=7")]
+    waits = (held(4, by=2, until=(1, 1)), held(7, by=2, until=(0, 1)))
     job = start(tmp_path / "run", *PP2, *DIVIDED, *RETURNS, *flags, inject=(*kills, *waits))
     job.finish(timeout_s=250)
     check_members(job, [3, 2, 2, 2, 3, 3, 2, 3])
@@ -168,7 +164,7 @@ def test_experts_come_back_and_are_saved(tmp_path: Path, inside: Sequence[str]) 
     ranks = ("--expert-model-parallel-size", "2", "--spare-inner-data-parallel", "2", "--global-batch-size", "6")
     flags = (*EXPERTS, *ranks, *inside, "--overlap-grad-reduce", "--save-interval", "4")
     kills = ("sigkill:group=1,position=1,step=2,at=reduce", "sigkill:group=2,step=6,at=apply")
-    waits = (BACK, BACK.replace("step=4", "step=7"))
+    waits = (held(4, by=0, until=(1, 1)), held(7, by=0, until=(2, 1)))
     whole = start(tmp_path / "whole", *flags, "--save", str(tmp_path / "of-whole"), groups=1)
     whole.finish(timeout_s=200)
     saves = ("--save", str(tmp_path / "save"))
@@ -184,7 +180,8 @@ def test_experts_come_back_and_are_saved(tmp_path: Path, inside: Sequence[str]) 
 def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, undisturbed: Path) -> None:
     """No other one is left: the job has one copy of the shard until the lost group is back, and says so. What the
     others copy of it passes through this group without ever being there whole."""
-    faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", BACK)
+    back = held(4, by=0, until=(1, 1))
+    faults = ("sigkill:group=1,step=2,at=reduce", "exception:group=2,step=1,at=copy,n=0", back)
     script = "tests/data/pretrain_little_room.py"
     flags = (*FLAGS, *DIVIDED, *RETURNS)
     job = launch(tmp_path / "run", *flags, groups=3, group_size=None, script=script, inject=faults)
@@ -204,20 +201,20 @@ def test_a_group_without_memory_for_a_shard_is_not_asked_again(tmp_path: Path, u
 
 
 def test_a_standby_takes_a_place_without_a_whole_state(tmp_path: Path, undisturbed: Path) -> None:
-    job = start(
-        tmp_path / "run", *DIVIDED, *RETURNS, "--spare-standby-groups", "1", inject=(BACK, BACK.replace("4", "5"))
-    )
+    flags = (*DIVIDED, *RETURNS, "--spare-standby-groups", "1")
+    job = start(tmp_path / "run", *flags, inject=(held(4, by=0, until=(1, 1)),))
     job.wait_for("who waits", lambda: waiting_counts(RunDirectory(job.run_dir)) == {"standby": 1}, 100)
     job.kill(*job.pids(1))
     job.finish(timeout_s=200)
     counts = members(job)
-    assert 2 in counts, "the group was never gone"
-    assert counts[-1] == 3, "the standby was too late"
+    assert 2 in counts[:4], f"the group was never gone: {counts}"
+    assert counts[4:] == [3, 3, 3, 3], f"the standby was too late: {counts}"
     check_bits(job.run_dir, undisturbed)
 
 
 def test_the_only_copy_of_a_shard_moves_before_its_group_leaves(tmp_path: Path, undisturbed: Path) -> None:
-    job = start(tmp_path / "run", "--spare-state-redundancy", "1", inject=(BACK,))
+    slow = "slow=12:group=0,position=0,step=4,at=forward,n=0"  # until the request has come
+    job = start(tmp_path / "run", "--spare-state-redundancy", "1", inject=(slow,))
     job.wait_for_step(3, 100)
     assert drain_command.main([str(job.run_dir), "--group", "1", "--no-wait"]) == 0
     job.finish(timeout_s=200)

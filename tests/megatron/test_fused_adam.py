@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.megatron.test_divided_returns import BACK, RETURNS, check_members
+from tests.megatron.test_divided_returns import check_members
 from tests.megatron.test_state_redundancy import ALONE, DIVIDED, FLAGS, weights
 from tests.process.harness import Job, launch
+from tests.process.returning import RETURNS, held
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,7 +39,7 @@ def test_updates_are_counted_on_and_frozen_parameters_come_back(tmp_path: Path) 
     train(tmp_path / "before", *first, "--save-interval", "2", "--exit-interval", "2", groups=1, frozen=False)
     tuned = ("--load", first[1], "--finetune")
     expected = weights(train(tmp_path / "undisturbed", *tuned, groups=1).run_dir)
-    faults = ("sigkill:group=1,step=2,at=reduce", BACK)
+    faults = ("sigkill:group=1,step=2,at=reduce", held(4, by=0, until=(1, 1)))
     flags = (*tuned, *RETURNS, *second, "--save-interval", "4")
     job = train(tmp_path / "run", *flags, groups=3, inject=faults)
     check_members(job, [3, 2, 2, 2, 3, 3, 3, 3])

@@ -17,7 +17,7 @@ from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
 from spare_megatron.megatron_adapter.versions import release
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, leave_whole, voted
+from tests.process.returning import RETURNS, check_same, held, leave_whole, voted
 
 SYMBOLS = "".join(sorted({*LAYERS} - {SPARSE}))
 FLAGS = (
@@ -68,9 +68,9 @@ def test_two_kills_and_a_return_change_nothing(tmp_path: Path) -> None:
     inject = (
         "sigkill:group=1,step=2,at=backward,n=1",
         "sigkill:group=2,step=3,at=reduce",
-        "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
+        *(held(4, by=0, until=(group, 1)) for group in (1, 2)),  # else steps that only wait for a return are compared
     )
-    flags = (*model, "--spare-redundancy", "3", "--spare-max-group-restarts", "3")
+    flags = (*model, "--spare-redundancy", "3", *RETURNS)
     job = train(tmp_path / "run", 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
     failure_free = train(tmp_path / "failure-free", 1, *model, "--exit-interval", str(max(found)))

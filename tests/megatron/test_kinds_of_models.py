@@ -15,7 +15,7 @@ from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.megatron import toy
 from tests.megatron.test_engine import Group, alone, one_group
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, leave_whole, voted
+from tests.process.returning import RETURNS, check_same, held, leave_whole, voted
 from tests.spawn import run_ranks
 
 FLAGS = (
@@ -51,11 +51,11 @@ def killed_and_failure_free(folder: Path, start: Callable[..., Job]) -> tuple[Jo
 
     ``start(run_dir, groups, *flags, inject=)`` starts a job.
     """
-    flags = ("--spare-redundancy", "3", "--spare-max-group-restarts", "3")
+    flags = ("--spare-redundancy", "3", *RETURNS)
     inject = (
         "sigkill:group=1,step=2,at=backward,n=0",
         "sigkill:group=2,step=3,at=reduce",
-        "slow=12:group=0,position=0,step=4,at=forward,n=0",  # else steps that only wait for the return are compared
+        *(held(4, by=0, until=(group, 1)) for group in (1, 2)),  # else steps that only wait for a return are compared
     )
     job = start(folder / "run", 3, *flags, inject=inject)
     found = leave_whole(job, 3, (1, 1), (2, 1))

@@ -14,7 +14,7 @@ from spare_megatron.checkpoint.folder import last_good
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, voted
+from tests.process.returning import RETURNS, check_same, held, is_member, leave_whole, voted
 
 FLAGS = (
     *("--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -51,9 +51,9 @@ def train(run_dir: Path, layout: str, groups: int, *flags: str, inject: tuple[st
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("layout", MANY)
 def test_a_killed_group_is_back_with_the_state_of_the_others(tmp_path: Path, layout: str) -> None:
-    flags = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
-    # The delay is the time that a start takes at least: steps that only wait for it would have to be compared.
-    inject = ("sigkill:group=2,step=3,at=reduce", "slow=12:group=0,position=0,step=4,at=forward,n=0")
+    flags = ("--spare-redundancy", "2", *RETURNS)
+    # Steps that only wait for the return would have to be compared.
+    inject = ("sigkill:group=2,step=3,at=reduce", held(4, by=0, until=(2, 1)))
     job = train(tmp_path / "run", layout, 3, *flags, inject=inject)
     found = leave_whole(job, 3, (2, 1))
     failure_free = train(tmp_path / "failure-free", layout, 1, "--exit-interval", str(max(found)))

@@ -13,7 +13,7 @@ from spare_megatron.coordinator.journal import Record
 from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.protocol.messages import Saved, Vote
 from tests.process.harness import Job, launch
-from tests.process.returning import check_same, is_member, leave_whole, records, reported, voted
+from tests.process.returning import RETURNS, check_same, held, is_member, leave_whole, records, reported, voted
 
 FLAGS = (
     *("--num-layers", "4", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "32"),
@@ -29,7 +29,7 @@ D2 = ("--spare-inner-data-parallel", "2", "--global-batch-size", "12")
 ENDS = ("--decoder-first-pipeline-num-layers", "1", "--decoder-last-pipeline-num-layers", "1")
 LARGE = ("--decoder-last-pipeline-num-layers", "6")
 """Of nine layers, so a stage of three is a part of one stage of home."""
-BACK = ("--spare-redundancy", "2", "--spare-max-group-restarts", "3")
+BACK = ("--spare-redundancy", "2", *RETURNS)
 UNTIED = "--untie-embeddings-and-output-weights"
 EXPERTS = (
     *("--num-experts", "4", "--moe-router-topk", "2", "--moe-router-score-function", "sigmoid"),
@@ -82,8 +82,8 @@ def test_a_group_comes_back_with_one_stage_and_goes_home(tmp_path: Path) -> None
     fit = tmp_path / "fit"
     # The host is fit for one rank of the group and, once the file is there, for both.
     check = f'[ "$SPARE_GROUP_SIZE" = 1 ] || [ -e {fit} ]'
-    inject = ("sigkill:group=2,step=3,at=reduce", "slow=3:group=0,position=0,step=4,at=forward,n=0")
-    inject += ("sigkill:group=2,step=0,at=join,n=0,restart=1", "slow=6:group=0,position=0,step=5,at=forward,n=0")
+    inject = ("sigkill:group=2,step=3,at=reduce", "sigkill:group=2,step=0,at=join,n=0,restart=1")
+    inject += (held(4, by=0, until=(2, 1)), held(5, by=0, until=(2, 2)))
     flags = (*PP2, "--num-layers", "2")
     job = train(
         tmp_path / "run", 3, *flags, *BACK, "--spare-shapes", "auto", "--spare-health-check", check, inject=inject
@@ -106,7 +106,7 @@ def test_a_group_whose_stages_cut_those_of_home_gives_its_state_saves_and_goes_h
     group 1, and the saver."""
     fit = tmp_path / "fit"
     check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" = 2 ] || [ -e {fit} ]'
-    inject = ("sigkill:group=0,step=3,at=reduce", "slow=6:group=1,position=0,step=4,at=forward,n=0")
+    inject = ("sigkill:group=0,step=3,at=reduce", held(4, by=1, until=(0, 1)))
     flags = (*LAYOUTS["PP3 cut"][0], "--global-batch-size", "4")
     job = train(
         tmp_path / "run", 2, *flags, *BACK, "--spare-health-check", check, "--save-interval", "5", inject=inject
@@ -128,7 +128,7 @@ def test_two_groups_in_a_smaller_shape_carry_the_job(tmp_path: Path) -> None:
     """Group 0 comes back with one stage. Then group 1 is lost too, learns from it and from group 2, and has one stage.
     Then group 0 is lost while it votes, and comes back with state of a group of each shape."""
     check = '[ "$SPARE_GROUP_SIZE" = 1 ]'
-    inject = ("sigkill:group=0,step=3,at=reduce", "slow=6:group=2,position=0,step=4,at=forward,n=0")
+    inject = ("sigkill:group=0,step=3,at=reduce", held(4, by=2, until=(0, 1)))
     job = train(tmp_path / "run", 3, *PP2, *BACK, "--spare-shapes", "1", "--spare-health-check", check, inject=inject)
     job.wait_for("group 0 with one stage", lambda: is_member(job, 0, 1), timeout_s=240.0)
     job.kill(job.pid(1, 1))
@@ -149,7 +149,7 @@ def test_a_group_in_a_smaller_shape_gives_its_state_and_saves(tmp_path: Path, la
     most = 2 if layout in ("TP2xPP2", "D2", "EP2") else int(stages)
     check = f'[ "$SPARE_GROUP" = 1 ] || [ "$SPARE_GROUP_SIZE" -le {most} ]'
     shapes = (*(() if "--spare-shapes" in flags else ("--spare-shapes", stages)), "--spare-health-check", check)
-    inject = ("sigkill:group=0,step=3,at=reduce", "slow=9:group=2,position=0,step=4,at=forward,n=0")
+    inject = ("sigkill:group=0,step=3,at=reduce", held(4, by=2, until=(0, 1)))
     job = train(tmp_path / "run", 3, *flags, *BACK, *shapes, inject=inject)
     job.wait_for("group 0 in a smaller shape", lambda: is_member(job, 0, 1), timeout_s=240.0)
     assert f"group 0 is started with {stages} pipeline stage" in (job.run_dir / "launch.out").read_text()

@@ -13,26 +13,15 @@ from spare_megatron.megatron_adapter.checkpoint.digest import digest
 from spare_megatron.monitor.waiting_counts import waiting_counts
 from spare_megatron.runtime.run_directory import RunDirectory
 from tests.megatron.test_return import kept, train
-from tests.process.harness import RESTARTS
-from tests.process.returning import check_same, is_member, leave_whole, voted
+from tests.process.returning import RETURNS, check_same, held, is_member, leave_whole, voted
 
 
 @pytest.mark.timeout(900)
 def test_a_standby_takes_the_place_with_the_state_of_the_others(tmp_path: Path) -> None:
-    # The delay is the time that a start takes at least: steps that only wait for it would have to be compared.
-    inject = ("slow=12:group=0,position=0,step=3,at=forward,n=0",)
-    job = train(
-        tmp_path / "run",
-        "PP2",
-        2,
-        "--spare-redundancy",
-        "2",
-        RESTARTS,
-        "3",
-        "--spare-standby-groups",
-        "1",
-        inject=inject,
-    )
+    # Steps that only wait for the standby would have to be compared.
+    inject = (held(3, by=0, until=(1, 1)),)
+    flags = ("--spare-redundancy", "2", *RETURNS, "--spare-standby-groups", "1")
+    job = train(tmp_path / "run", "PP2", 2, *flags, inject=inject)
     run_dir = RunDirectory(job.run_dir)
     job.wait_for("who waits", lambda: waiting_counts(run_dir) == {"standby": 1}, timeout_s=300.0)
     killed_s = time.time()

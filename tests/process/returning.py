@@ -15,12 +15,20 @@ from spare_megatron.coordinator.journal import Record, read
 from spare_megatron.protocol.messages import SendView, Vote
 from spare_megatron.protocol.view import View
 from tests.process.followed import follow
-from tests.process.harness import Job
+from tests.process.harness import RESTARTS, Job
 from tests.process.toy_engine import ToyEngine
 from tests.tickets import run_of
 
 AFTER = 4
 """Steps that all groups train together after the last one is back."""
+RETURNS = (RESTARTS, "3", "--spare-progress-timeout-s", "240")
+"""Flags of a job whose lost groups come back, and whose steps may be held until they are (:func:`held`)."""
+
+
+def held(step: int, *, by: int, until: tuple[int, int]) -> str:
+    """An injection: group ``by`` holds a step until this (group, incarnation) is back, however slow the machine is."""
+    group, incarnation = until
+    return f"wait={group}.{incarnation}:group={by},position=0,step={step},at=forward,n=0"
 
 
 def records(job: Job) -> list[Record]:

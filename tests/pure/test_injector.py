@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,3 +107,26 @@ def test_a_slowness_lasts_and_counts_what_is_computed_inside_steps(
         one.fire("backward", step, 0)
     assert slept == [3.0, 0.5], "the update between two steps is none of its pieces"
     assert injector(tmp_path, "slow=3x:group=1,step=2").slowness(2) == 3.0, "of every process"
+
+
+def test_a_group_waits_until_another_one_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the start that was lost, which status.json may still name, nor one whose processes only start counts."""
+    here: dict[str, Any] = {"live": {"0": 0}, "learners": {}, "ready": []}
+    too_early = [
+        {},
+        {**here, "live": {"0": 0, "1": 1}},
+        {**here, "learners": {"1": 1}, "ready": [1]},
+        {**here, "learners": {"1": 2}},
+        {**here, "learners": {"1": 2, "2": 2}, "ready": [2]},
+    ]
+    enough = [
+        {**here, "learners": {"1": 2}, "ready": [1]},
+        {**here, "live": {"0": 0, "1": 3}},
+        {**here, "outcome": "stopped"},
+    ]
+    for number, last in enumerate(enough):
+        shown = iter([*too_early, last, {"it has waited": "too long"}])
+        monkeypatch.setattr(fault_injection, "glance", lambda _, shown=shown: next(shown))
+        monkeypatch.setattr(fault_injection.time, "sleep", lambda _: None)
+        injector(tmp_path / str(number), "wait=1.2:group=0,step=4,at=forward", group=0).fire("forward", 4, 0)
+        assert list(shown) == [{"it has waited": "too long"}]

@@ -70,7 +70,21 @@ def test_the_stages_of_a_return() -> None:
     figures = status_figures(job.state)
     assert figures["learning"] == {"3": "takes the state of step 2"}
     assert figures["offers"] == {"3": {"number": 1, "step": 2, "donors": [0, 1]}}
+    assert figures["ready"] == [3]
     assert stage_of(replace(job.state.learners[3], applied=4)) == "has applied step 4"
+
+
+def test_with_state_shards_who_is_ready_joins_with_a_commit() -> None:
+    job = ScriptedJob()
+    job.step()
+    job.lose(3)
+    job.step()
+    job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
+    assert job.state.spec is not None
+    starts = replace(job.state, spec=replace(job.state.spec, state_shards=4, state_copies=2))
+    ready = replace(starts, learners={3: replace(starts.learners[3], ready=True)})
+    found = [[status_figures(state)[name] for name in ("learning", "ready")] for state in (starts, ready)]
+    assert found == [[{"3": "its processes start"}, []], [{"3": "joins with the next commit"}, [3]]]
 
 
 def test_the_status_of_an_older_version_is_shown() -> None:

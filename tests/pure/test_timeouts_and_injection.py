@@ -52,6 +52,7 @@ def test_progress_flag_alone_is_checked_against_the_heartbeat() -> None:
         ("sigstop:group=0,position=1,step=3,at=forward,n=2", Injection("sigstop", 0, 3, "forward", 1, 2)),
         ("slow=2x:group=1,position=1,step=4", Injection("slow", 1, 4, "", 1, factor=2.0)),
         ("slow=2.5:group=1,step=4,at=apply", Injection("slow", 1, 4, "apply", seconds=2.5)),
+        ("wait=1.2:group=0,step=4,at=forward,n=0", Injection("wait", 0, 4, "forward", n=0, awaited=(1, 2))),
         ("sigkill:group=1,step=4,at=vote,restart=2", Injection("sigkill", 1, 4, "vote", restart=2)),
         ("bitflip:group=1,step=4,at=weights", Injection("bitflip", 1, 4, "weights")),
         ("coordinator-sigkill:group=0,step=4,at=vote", Injection("coordinator-sigkill", 0, 4, "vote")),
@@ -80,6 +81,8 @@ def test_injections_are_parsed(text: str, injection: Injection) -> None:
         ("slow=2x:group=1,step=2,at=reduce", "slow=2x lasts from its step on; leave at= and n= out"),
         ("slow:group=1,step=2,at=reduce", "slow= is no number of seconds"),
         ("slow=inf:group=1,step=2,at=reduce", "slow=inf is no number of seconds"),
+        ("wait:group=1,step=2,at=reduce", "wait= is no GROUP.INCARNATION; use for example wait=1.1"),
+        ("wait=0.0:group=1,step=2,at=reduce", "wait=0.0 is no GROUP.INCARNATION"),
     ],
 )
 def test_bad_injections_name_the_part_and_the_fix(text: str, message: str) -> None:
@@ -95,6 +98,14 @@ def test_an_injection_must_concern_a_rank_of_the_job() -> None:
         check_injections([parse_injection("sigkill:group=3,step=2,at=reduce")], 3, 2)
     with pytest.raises(ConfigError, match="a group has positions 0 to 1"):
         check_injections([parse_injection("sigkill:group=0,position=2,step=2,at=reduce")], 3, 2)
+
+
+def test_a_group_waits_for_another_one_of_the_job() -> None:
+    check_injections([parse_injection("wait=3.1:group=0,step=2,at=forward")], 4, 2)
+    for group in (4, 0):
+        one = parse_injection(f"wait={group}.1:group=0,step=2,at=forward")
+        with pytest.raises(ConfigError, match=f"group 0 would wait for group {group}; name another group of 0 to 3"):
+            check_injections([one], 4, 2)
 
 
 def test_a_fault_for_a_restart_needs_restarts() -> None:

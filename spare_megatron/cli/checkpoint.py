@@ -16,6 +16,7 @@ from spare_megatron.checkpoint.folder import (
     iteration_name,
     iterations,
     pointer_damage,
+    read_whole,
     to_begin_with,
 )
 from spare_megatron.cli.commands import command, json_line
@@ -88,7 +89,7 @@ def _verify(directory: Path, as_json: bool) -> int:
     """Verify every checkpoint of a --save directory and its tracker file, or the one checkpoint that is given."""
     found = iterations(directory)
     places = [directory / iteration_name(step) for step in found] or [directory]
-    reasons = {str(place): damage(place) for place in places}
+    reasons = {str(place): _damage(place) for place in places}
     if found:
         reasons[str(directory / TRACKER)] = pointer_damage(directory)
     if as_json:
@@ -96,6 +97,14 @@ def _verify(directory: Path, as_json: bool) -> int:
     else:
         sys.stdout.writelines(f"{place}: {reason or _praise(Path(place))}\n" for place, reason in reasons.items())
     return int(ExitCode.FAILED) if any(reasons.values()) else 0
+
+
+def _damage(place: Path) -> str:
+    try:
+        with read_whole(place):
+            return damage(place)
+    except ConfigError as error:  # a job has replaced it
+        return str(error)
 
 
 def _praise(place: Path) -> str:

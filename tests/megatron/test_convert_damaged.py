@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from spare_megatron.checkpoint import folder as folder_names
 from spare_megatron.checkpoint.convert import conversion
 from spare_megatron.cli import convert
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint import digest as digests
 from tests.megatron.hugging_face_models import run
 from tests.megatron.refused_folders import FILE, Capture, refused, returned, same, weights
 
@@ -140,12 +143,42 @@ def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], cap
         assert not (top / "x").exists()
 
 
+def other_version(directory: Path) -> None:
+    """Another manifest, as another checkpoint has it."""
+    (directory / folder_names.MANIFEST).write_text("{}")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_digest_of_a_checkpoint_that_a_job_replaces_or_deletes_meanwhile(
+    model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    folder = model("llama")
+    run(folder, folder.parent / "save", "hf", "core")
+    directory = folder.parent / "save" / "iter_0000001"
+    before = digests.digest(directory)
+    together = digests._together
+
+    def parts(entries: Any) -> Iterator[dict[str, Any]]:
+        yield from together(entries)
+        if removed:
+            shutil.rmtree(directory)
+        else:
+            other_version(directory)
+
+    monkeypatch.setattr(digests, "TOGETHER_BYTES", 1)
+    assert digests.digest(directory) == before
+    monkeypatch.setattr(digests, "_together", parts)
+    with pytest.raises(ConfigError, match="iter_0000001 was replaced or removed while it was read"):
+        digests.digest(directory)
+
+
 def test_a_checkpoint_that_a_job_replaces_meanwhile(model: Callable[[str], Path]) -> None:
     """A job that went back saves a step again: a conversion would have tensors of both."""
     folder = model("llama")
     top, seen = folder.parent, list[str]()
     run(folder, top / "save", "hf", "core")
     shutil.copytree(top / "save", top / "again")
+    other_version(top / "again" / "iter_0000001")
 
     def replace(*_progress: object) -> None:
         seen.append("a tensor")

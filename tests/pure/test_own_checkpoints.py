@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spare_megatron.checkpoint import saved_args
-from spare_megatron.checkpoint.files import entries_of
+from spare_megatron.checkpoint.files import entries_of, entry_of
 from spare_megatron.checkpoint.folder import (
     TRACKER,
     Beginning,
@@ -22,6 +22,7 @@ from spare_megatron.checkpoint.folder import (
     to_begin_with,
     write_manifest,
 )
+from spare_megatron.cli import checkpoint
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.flags.launcher_flags import LauncherFlags
 from spare_megatron.launch.restart_checkpoint import OwnCheckpoints, checkpoint_to_start_from
@@ -260,3 +261,24 @@ def test_one_that_gets_its_name_while_it_is_looked_at(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("spare_megatron.checkpoint.folder.damage", meanwhile)
     assert last_good(job.save) == (job.save / iteration_name(20), [])
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_verified_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its manifest was that of one checkpoint, and its files were those of another."""
+    one, other = (written(tmp_path / name / iteration_name(3)) for name in ("save", "again"))
+    (other / "weights").write_text("of another run")
+    write_manifest(other, {"weights": entry_of(other / "weights")})
+
+    def replaced(directory: Path) -> str:
+        directory.rename(tmp_path / "aside")
+        other.rename(directory)
+        return "weights: 13 bytes, not 12"
+
+    monkeypatch.setattr(checkpoint, "damage", replaced)
+    assert checkpoint.main(["verify", str(one)]) == 1
+    said = capsys.readouterr().out
+    assert said == f"{one}: {one} was replaced or removed while it was read; read it or another one again\n"
+    monkeypatch.undo()
+    assert checkpoint.main(["verify", str(one)]) == 0

@@ -31,7 +31,7 @@ class StoredTensors:
     def __init__(self, directory: Path) -> None:
         """ConfigError where the checkpoint is damaged."""
         self._directory = directory
-        self._identity = folder.identity(directory)
+        self._version = folder.version_of(directory)
         install_cpu_shims()
         self._reader = SafeReader(str(directory))
         try:
@@ -73,20 +73,10 @@ class StoredTensors:
             self._reader.read_data(LoadPlan(planner.items), planner).wait()
         except Exception as error:  # torch raises many kinds for damaged files
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            self._refuse_replaced()
+            folder.refuse_replaced(self._directory, self._version)
             raise ConfigError(f"{self._directory}: {name} cannot be read ({reason}); use another checkpoint") from error
-        self._refuse_replaced()
+        folder.refuse_replaced(self._directory, self._version)
         return target.reshape(sizes[len(place) :])
-
-    def _refuse_replaced(self) -> None:
-        try:
-            same = folder.identity(self._directory) == self._identity
-        except OSError:
-            same = False
-        if not same:
-            raise ConfigError(
-                f"{self._directory} was replaced or removed while it was read; read it again, or another checkpoint"
-            )
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of a tensor."""

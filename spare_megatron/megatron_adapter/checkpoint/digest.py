@@ -16,6 +16,7 @@ import torch
 from torch.distributed.checkpoint import load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from spare_megatron.checkpoint.folder import read_whole
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
@@ -48,9 +49,17 @@ def model_tensors(directory: str | Path, *, optimizer: bool = False) -> dict[str
 
 
 def digest(directory: str | Path, *, optimizer: bool = False) -> str:
-    """sha256 (hex) over name, dtype, shape and bytes of every tensor that :func:`model_tensors` names."""
+    """sha256 (hex) over name, dtype, shape and bytes of every tensor that :func:`model_tensors` names.
+
+    ConfigError where a job replaces or removes the checkpoint meanwhile.
+    """
+    with read_whole(Path(directory)):
+        return _digest(directory, model_tensors(directory, optimizer=optimizer))
+
+
+def _digest(directory: str | Path, wanted: Mapping[str, TensorStorageMetadata]) -> str:
     total = hashlib.sha256()
-    for entries in _together(model_tensors(directory, optimizer=optimizer)):
+    for entries in _together(wanted):
         tensors = {name: torch.empty(one.size, dtype=one.properties.dtype) for name, one in entries.items()}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")

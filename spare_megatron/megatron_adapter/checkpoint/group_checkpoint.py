@@ -35,6 +35,7 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint.api import CheckpointException
 
+from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather, whole_state
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
@@ -212,6 +213,7 @@ def load(
     ConfigError when there is no such checkpoint, or it is of another model.
     """
     directory = Path(directory)
+    before = folder.version_of(directory)
     common = read_common(directory)
     content = common.get("content_metadata") or dict(_CONTENT)
     whole = optimizer_gather.empty(replica) if optimizer else replica
@@ -252,7 +254,7 @@ def load(
             "give the flags of the model that it was saved from"
         )
         failed.__cause__ = error
-    _agree(failed, directory)
+    _agree(failed, directory, before)
     for name, module in _modules(replica):
         module.load_state_dict(state[name])
     if optimizer:
@@ -267,6 +269,7 @@ def load(
         _load_schedule(replica, common["opt_param_scheduler"], directory)
     else:
         optimizer_gather.take_weights(replica)
+    _agree(None, directory, before)
     args = vars(common["args"]) if "args" in common else {}
     return Loaded(
         step=_step(common),
@@ -274,7 +277,7 @@ def load(
         consumed_valid_samples=int(args.get("consumed_valid_samples", 0)),
         args=args,
         rank_state=state.get(_RANK_STATE),
-        read_rank_states=partial(_rank_states, directory, stored) if optimizer else list,
+        read_rank_states=partial(_rank_states, directory, stored, before) if optimizer else list,
         state_shards=common.get(_STATE_SHARDS) if optimizer else None,
     )
 
@@ -305,18 +308,23 @@ def _load_schedule(replica: Replica, saved: dict[str, Any], directory: Path) -> 
     scheduler.step(0)
 
 
-def _agree(failed: ConfigError | None, directory: Path) -> None:
+def _agree(failed: ConfigError | None, directory: Path, before: int | None) -> None:
     """Raise ``failed``, or a ConfigError where another rank has failed to load: since 0.18 ranks read on their own, and
-    one that has all it needs would wait for the others for ever. Collective."""
-    flag = torch.tensor([float(failed is not None)]).to(compute_device())
-    dist.all_reduce(flag)
+    one that has all it needs would wait for the others for ever. Or one where the checkpoint is not the one any more,
+    on each rank, that it was ``before`` on all of them. Collective."""
+    replaced, seen = folder.version_of(directory) != before, -1 if before is None else before
+    flags = torch.tensor([failed is not None, replaced, seen, -seen], dtype=torch.int64).to(compute_device())
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    any_failed, any_replaced, most, least = flags.tolist()
+    if any_replaced or most != -least:
+        raise ConfigError(f"{directory} was replaced or removed while ranks read it; start again, or load another one")
     if failed is not None:
         raise failed
-    if flag.item():
+    if any_failed:
         raise ConfigError(f"{directory} cannot be loaded by another rank of this group; see its log")
 
 
-def _rank_states(directory: Path, stored: Mapping[str, Any]) -> list[Any]:
+def _rank_states(directory: Path, stored: Mapping[str, Any], before: int | None) -> list[Any]:
     """What each rank position of the group that saved a checkpoint gave to ``take``. Collective."""
     positions = sum(name.startswith(f"{_RANK_STATE}/") for name in stored)
     here = dist.get_rank()
@@ -324,6 +332,7 @@ def _rank_states(directory: Path, stored: Mapping[str, Any]) -> list[Any]:
     if not wanted:
         return []
     loaded = dist_checkpointing.load({_RANK_STATE: wanted}, str(directory))
+    _agree(None, directory, before)
     return [loaded[_RANK_STATE][n] for n in range(positions)]
 
 

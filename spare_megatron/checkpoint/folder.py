@@ -12,23 +12,21 @@ Megatron's name is complete.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from spare_megatron.checkpoint.files import ManifestEntry, entry_of
-from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from spare_megatron.runtime import failpoints
 from spare_megatron.runtime.run_directory import sync_path
 
 TRACKER = "latest_checkpointed_iteration.txt"
-MANIFEST = "spare_manifest.json"
 CONFIG = "metadata.json"
 """The file by which megatron-core recognizes a distributed checkpoint; it is written last."""
 PARTIAL = "partial"
@@ -193,35 +191,6 @@ def identity(directory: Path) -> object:
     there is none."""
     status = directory.stat()
     return status.st_ino, status.st_mtime_ns
-
-
-@contextlib.contextmanager
-def read_whole(directory: Path) -> Iterator[None]:
-    """While files of a published checkpoint are opened one after another: a ConfigError at the end, whatever was raised
-    meanwhile, where it was replaced or removed. A job that goes back saves a step again, and one that goes on deletes
-    old checkpoints."""
-    before = version_of(directory)
-    try:
-        yield
-    except Exception:
-        refuse_replaced(directory, before)
-        raise
-    refuse_replaced(directory, before)
-
-
-def version_of(directory: Path) -> int | None:
-    """Checksum of a checkpoint's manifest, which has those of all files; None without one, as with Megatron-LM's. Every
-    host sees the same one, unlike inodes and times of some network file systems."""
-    try:
-        return zlib.crc32((directory / MANIFEST).read_bytes())
-    except OSError:
-        return None
-
-
-def refuse_replaced(directory: Path, before: int | None) -> None:
-    """ConfigError where the checkpoint has not the :func:`version_of` that it had ``before``."""
-    if version_of(directory) != before:
-        raise ConfigError(f"{directory} was replaced or removed while it was read; read it or another one again")
 
 
 def damage(directory: Path) -> str:

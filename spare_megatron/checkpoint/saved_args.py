@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import InertUnpickler
 from spare_megatron.runtime.disk import with_retries
 
@@ -97,7 +98,7 @@ def _choices(load: Path) -> list[Path]:
 
 def _has_common_file(directory: Path) -> bool:
     """Whether the checkpoint has a ``common.pt``, or should have one: only those of megatron-core 0.19 have none."""
-    plain_new = (directory / METADATA).exists() and not (directory / folder.MANIFEST).exists()
+    plain_new = (directory / METADATA).exists() and not (directory / MANIFEST).exists()
     return (directory / COMMON).exists() or not plain_new
 
 

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from spare_megatron.checkpoint.folder import (
     CONFIG,
-    MANIFEST,
     TRACKER,
     damage,
     iteration_name,
     iterations,
     pointer_damage,
-    read_whole,
     to_begin_with,
 )
 from spare_megatron.cli.commands import command, json_line
@@ -24,6 +22,7 @@ from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
 from spare_megatron.config.plural import counted
 from spare_megatron.config.version_flag import add_version
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST, read_whole
 
 EXAMPLE = """examples:
   spare-checkpoint digest checkpoints/            sha256 of the weights of the last good checkpoint

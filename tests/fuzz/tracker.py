@@ -11,8 +11,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from spare_megatron.checkpoint.files import entries_of
-from spare_megatron.checkpoint.folder import MANIFEST, TRACKER, last_good, partial_directory, publish, write_manifest
+from spare_megatron.checkpoint.folder import TRACKER, last_good, partial_directory, publish, write_manifest
 from spare_megatron.cli import checkpoint
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.fuzz import EDITS, Edit, edited
 
 STEPS = (10, 20)

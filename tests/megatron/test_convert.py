@@ -17,6 +17,7 @@ from spare_megatron.checkpoint.convert.tensors import entries
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.cli import convert
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.megatron.hugging_face_models import (
     EXPERT_KINDS,
     MODELS,
@@ -118,7 +119,7 @@ def saved_by_a_job(directory: Path) -> None:
     common = torch.load(directory / "common.pt", weights_only=False)
     common["args"].expert_tensor_parallel_size = common["args"].tensor_model_parallel_size
     torch.save(common, directory / "common.pt")
-    (directory / folder.MANIFEST).unlink()
+    (directory / MANIFEST).unlink()
     folder.write_manifest(directory, entries_of(directory))
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from spare_megatron.checkpoint import folder as folder_names
 from spare_megatron.checkpoint.convert import conversion
 from spare_megatron.cli import convert
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint import digest as digests
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.megatron.hugging_face_models import run
 from tests.megatron.refused_folders import FILE, Capture, refused, returned, same, weights
 
@@ -145,7 +145,7 @@ def test_an_error_in_the_middle_leaves_nothing(model: Callable[[str], Path], cap
 
 def other_version(directory: Path) -> None:
     """Another manifest, as another checkpoint has it."""
-    (directory / folder_names.MANIFEST).write_text("{}")
+    (directory / MANIFEST).write_text("{}")
 
 
 @pytest.mark.parametrize("removed", [False, True])

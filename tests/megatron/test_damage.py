@@ -20,7 +20,6 @@ from torch.distributed.checkpoint import FileSystemReader, load
 from spare_megatron.checkpoint.files import entries_of
 from spare_megatron.checkpoint.folder import (
     CONFIG,
-    MANIFEST,
     TRACKER,
     iteration_name,
     iterations,
@@ -29,6 +28,7 @@ from spare_megatron.checkpoint.folder import (
 )
 from spare_megatron.cli import checkpoint as command
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.process.harness import launch
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings("ignore")]

@@ -19,10 +19,11 @@ import pytest
 import torch
 
 from spare_megatron.checkpoint.files import entries_of
-from spare_megatron.checkpoint.folder import MANIFEST, TRACKER, iteration_name, write_manifest
+from spare_megatron.checkpoint.folder import TRACKER, iteration_name, write_manifest
 from spare_megatron.checkpoint.saved_args import read_args
 from spare_megatron.cli import checkpoint, convert
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.megatron.hugging_face_models import make
 from tests.megatron.test_damage import FLAGS, replica
 from tests.process.harness import launch

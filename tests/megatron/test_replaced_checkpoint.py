@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.config.exits import ExitCode
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST, version_of
 from tests.megatron.test_state_redundancy import ALONE, FLAGS
 from tests.process.harness import Job, launch
 from tests.spawn import run_ranks
@@ -47,7 +47,7 @@ def agree(rank: int, store: Any, directories: Sequence[str]) -> str:
     dist.init_process_group("gloo", store=dist.PrefixStore("agree", store), rank=rank, world_size=len(directories))
     directory = Path(directories[rank])
     try:
-        group_checkpoint._agree(None, directory, folder.version_of(directory))
+        group_checkpoint._agree(None, directory, version_of(directory))
     except ConfigError as error:
         return str(error)
     finally:
@@ -59,7 +59,7 @@ def test_ranks_that_have_read_different_checkpoints_all_say_so(tmp_path: Path) -
     """One has read all it needs before another one begins; to each it seems to be the same from beginning to end."""
     for name in ("before", "after"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / folder.MANIFEST).write_text(name)
+        (tmp_path / name / MANIFEST).write_text(name)
     for names, differ in ((("before", "before"), False), (("after", "before"), True), (("before", "none"), True)):
         directories = [str(tmp_path / name) for name in names]
         said = run_ranks("tests.megatron.test_replaced_checkpoint:agree", [directories] * 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spare_megatron.checkpoint.folder import MANIFEST
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import MANIFEST
 from tests.process.harness import Job, launch, toy_digests
 
 GROUPS, PIECES = 3, 2

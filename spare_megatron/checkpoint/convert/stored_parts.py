@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import refuse_replaced, version_of
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader
 from spare_megatron.megatron_adapter.shims import install_cpu_shims
@@ -31,7 +31,7 @@ class StoredTensors:
     def __init__(self, directory: Path) -> None:
         """ConfigError where the checkpoint is damaged."""
         self._directory = directory
-        self._version = folder.version_of(directory)
+        self._version = version_of(directory)
         install_cpu_shims()
         self._reader = SafeReader(str(directory))
         try:
@@ -73,9 +73,9 @@ class StoredTensors:
             self._reader.read_data(LoadPlan(planner.items), planner).wait()
         except Exception as error:  # torch raises many kinds for damaged files
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            folder.refuse_replaced(self._directory, self._version)
+            refuse_replaced(self._directory, self._version)
             raise ConfigError(f"{self._directory}: {name} cannot be read ({reason}); use another checkpoint") from error
-        folder.refuse_replaced(self._directory, self._version)
+        refuse_replaced(self._directory, self._version)
         return target.reshape(sizes[len(place) :])
 
     def dtype(self, name: str) -> torch.dtype:

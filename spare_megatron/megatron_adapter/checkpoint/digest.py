@@ -16,8 +16,8 @@ import torch
 from torch.distributed.checkpoint import load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from spare_megatron.checkpoint.folder import read_whole
 from spare_megatron.config.errors import ConfigError
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import read_whole
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import SafeReader, read_metadata
 from spare_megatron.megatron_adapter.shims import install_cpu_shims

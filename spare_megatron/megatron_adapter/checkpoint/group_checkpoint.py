@@ -35,7 +35,6 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from megatron.core.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 from torch.distributed.checkpoint.api import CheckpointException
 
-from spare_megatron.checkpoint import folder
 from spare_megatron.config.errors import ConfigError
 from spare_megatron.megatron_adapter.checkpoint import gpt_in_hybrid, optimizer_gather, whole_state
 from spare_megatron.megatron_adapter.checkpoint.checkpoint_writer import ShareWriter, TorchDistShare
@@ -48,6 +47,7 @@ from spare_megatron.megatron_adapter.checkpoint.distributed_state import (
     read_buckets,
     rename_requests,
 )
+from spare_megatron.megatron_adapter.checkpoint.manifest_version import version_of
 from spare_megatron.megatron_adapter.checkpoint.restricted_pickle import ForbiddenPickleError
 from spare_megatron.megatron_adapter.checkpoint.safe_loading import check_extra_states
 from spare_megatron.megatron_adapter.core_differences import RATES, SCHEDULED, has_readable_common, load_optimizer
@@ -213,7 +213,7 @@ def load(
     ConfigError when there is no such checkpoint, or it is of another model.
     """
     directory = Path(directory)
-    before = folder.version_of(directory)
+    before = version_of(directory)
     common = read_common(directory)
     content = common.get("content_metadata") or dict(_CONTENT)
     whole = optimizer_gather.empty(replica) if optimizer else replica
@@ -312,7 +312,7 @@ def _agree(failed: ConfigError | None, directory: Path, before: int | None) -> N
     """Raise ``failed``, or a ConfigError where another rank has failed to load: since 0.18 ranks read on their own, and
     one that has all it needs would wait for the others for ever. Or one where the checkpoint is not the one any more,
     on each rank, that it was ``before`` on all of them. Collective."""
-    replaced, seen = folder.version_of(directory) != before, -1 if before is None else before
+    replaced, seen = version_of(directory) != before, -1 if before is None else before
     flags = torch.tensor([failed is not None, replaced, seen, -seen], dtype=torch.int64).to(compute_device())
     dist.all_reduce(flags, op=dist.ReduceOp.MAX)
     any_failed, any_replaced, most, least = flags.tolist()

@@ -58,12 +58,18 @@ def test_the_next_save(committed: int, every: int, interval: int, saved: int, no
     assert next_save(state) == step
 
 
-def test_the_stages_of_a_return() -> None:
+def returning() -> ScriptedJob:
+    """A job whose group 3 was lost and is started again: its processes have said so."""
     job = ScriptedJob()
     job.step()
     job.lose(3)
     job.step()
     job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
+    return job
+
+
+def test_the_stages_of_a_return() -> None:
+    job = returning()
     assert status_figures(job.state)["learning"] == {"3": "its processes start"}
     assert stage_of(replace(job.state.learners[3], ready=True)) == "waits for an offer"
     job.tell(Ready(3, 1))
@@ -75,11 +81,7 @@ def test_the_stages_of_a_return() -> None:
 
 
 def test_with_state_shards_who_is_ready_joins_with_a_commit() -> None:
-    job = ScriptedJob()
-    job.step()
-    job.lose(3)
-    job.step()
-    job.tell(Hello(3, 1, "f", 0, process_nonce="again"))
+    job = returning()
     assert job.state.spec is not None
     starts = replace(job.state, spec=replace(job.state.spec, state_shards=4, state_copies=2))
     ready = replace(starts, learners={3: replace(starts.learners[3], ready=True)})

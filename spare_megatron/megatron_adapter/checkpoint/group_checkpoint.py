@@ -269,7 +269,6 @@ def load(
         _load_schedule(replica, common["opt_param_scheduler"], directory)
     else:
         optimizer_gather.take_weights(replica)
-    _agree(None, directory, before)
     args = vars(common["args"]) if "args" in common else {}
     return Loaded(
         step=_step(common),
